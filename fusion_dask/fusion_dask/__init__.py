@@ -1,0 +1,1 @@
+"""The Dask engine of Fusion: graph, planes, planner, broker, worker and pipeline."""

@@ -1,0 +1,77 @@
+"""The errors of the engine.
+
+    FusionError                 every error that a person can act on
+    ├── CaptureError            a model that cannot become a graph
+    ├── ProgramError            a stage program or graph file that is malformed, too large or not allowed
+    ├── PlanError               nothing that was offered can hold or run the model
+    ├── StageError              a stage could not go on
+    │   └── StageLost           the worker that held a stage went away
+    ├── ExchangeTimeout         a boundary tensor did not arrive before its deadline
+    └── ClusterError            the Dask cluster cannot be reached or is not a Fusion cluster
+
+An error carries its data and the next action for the person, and survives pickling: every
+constructor takes exactly the arguments that `Exception.args` keeps. The storage package sits below
+this one and has a tree of its own (`fusion_storage.errors`).
+"""
+
+__all__ = [
+    "CaptureError",
+    "ClusterError",
+    "ExchangeTimeout",
+    "FusionError",
+    "PlanError",
+    "ProgramError",
+    "StageError",
+    "StageLost",
+]
+
+
+class FusionError(Exception):
+    """An error of the world, worded for the person who has to act on it."""
+
+
+class CaptureError(FusionError):
+    """The model cannot be captured as a graph."""
+
+
+class ProgramError(FusionError):
+    """A serialised graph or stage program is not acceptable; nothing of it was executed."""
+
+
+class PlanError(FusionError):
+    """No plan satisfies what was asked."""
+
+
+class ClusterError(FusionError):
+    """The cluster cannot be used."""
+
+
+class StageError(FusionError):
+    """A stage could not go on."""
+
+    def __init__(self, stage: int, reason: str) -> None:
+        super().__init__(stage, reason)
+        self.stage = stage
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"stage {self.stage}: {self.reason}"
+
+
+class StageLost(StageError):
+    """The worker that held a stage left the cluster."""
+
+
+class ExchangeTimeout(FusionError):
+    """A boundary tensor did not arrive in time."""
+
+    def __init__(self, tensor: str, timeout_s: float) -> None:
+        super().__init__(tensor, timeout_s)
+        self.tensor = tensor
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensor} did not arrive within {self.timeout_s:g} s: its stage is stuck or its "
+            "worker is unreachable; see the log of that worker"
+        )
