@@ -1,0 +1,1 @@
+"""The tasks that flows are composed of: text, tokens, models, training, publishing, reports."""
