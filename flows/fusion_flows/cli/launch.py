@@ -1,0 +1,92 @@
+"""Carry out a plan: load and check the flow, start what is missing, run the flow, report.
+
+Covers: the order, and what a person sees. Not covered: how each of these is done. Imports Prefect
+and Dask, so the environment has to be in place.
+
+Invariant: no process is started before the flow, its parameters and running servers were checked.
+"""
+
+import atexit
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+
+from fusion_dask.errors import FusionError
+from fusion_flows.cli import cluster, parameters, procedure, readiness, targets
+from fusion_flows.cli.errors import ChildLost, InputError
+from fusion_flows.cli.group import ProcessGroup
+from fusion_flows.cli.monitor import Monitor
+from fusion_flows.cli.plan import Plan, Request
+from fusion_flows.cli.signals import Interrupted
+from fusion_flows.cli.targets import Target
+from fusion_storage.errors import StorageError
+
+__all__ = ["launch"]
+
+
+def launch(request: Request, plan: Plan) -> int:
+    """Run the flow of a request.
+
+    Returns:
+        The exit code of the command: 1 if the flow failed.
+
+    Raises:
+        CliError: Something else is wrong than the flow.
+    """
+    console = Console(stderr=True)
+    target = targets.resolve(request.target)
+    arguments = _arguments(target, request)
+    if plan.scheduler_port is None:
+        readiness.probe_cluster(plan.cluster)
+    if plan.prefect_port is None:
+        readiness.probe_prefect(plan.prefect_url)
+    children = _start(plan, console)
+    procedure.use_dask(target, plan.cluster)
+    began = time.monotonic()
+    try:
+        with Monitor(children.lost):
+            procedure.call(target.flow, arguments)
+    except (Interrupted, Exception) as error:
+        if (reason := children.lost()) is not None:
+            raise ChildLost(reason) from error
+        if isinstance(error, Interrupted):
+            raise
+        _report(console, target, error)
+        return 1
+    console.print(f"{target.name} finished in {time.monotonic() - began:.1f} s", style="green")
+    return 0
+
+
+def _arguments(target: Target, request: Request) -> dict[str, Any]:
+    chosen = list(request.settings)
+    if request.resume is not None:
+        if "resume" not in parameters.slots(target.flow.fn):
+            raise InputError(f"--resume: {target.name} has no parameter named resume")
+        chosen.append(f"resume={request.resume}")
+    return parameters.arguments(target.flow.fn, chosen)
+
+
+def _start(plan: Plan, console: Console) -> cluster.Cluster:
+    if plan.scheduler_port is None and plan.prefect_port is None:
+        return cluster.Cluster(scheduler=None, workers=(), prefect=None)
+    group = ProcessGroup()
+    # At exit, not on leaving a block: Prefect hands its last events to the server before that.
+    atexit.register(group.stop)
+    what = [f"{len(plan.shares)} workers"] if plan.shares else []
+    what += ["a Prefect server"] if plan.prefect_port is not None else []
+    with console.status(f"starting {' and '.join(what)}"):
+        started = cluster.start(group, plan)
+        readiness.wait_until_ready(started, plan)
+    if plan.prefect_port is not None:
+        console.print(f"Prefect UI while this runs: {plan.prefect_url.removesuffix('/api')}")
+    return started
+
+
+def _report(console: Console, target: Target, error: Exception) -> None:
+    if not isinstance(error, FusionError | StorageError):
+        print(procedure.excerpt(error), file=sys.stderr)  # noqa: T201
+    message = " ".join(str(error).split())
+    kind = "" if isinstance(error, FusionError | StorageError) else f"{type(error).__name__}: "
+    console.print(f"error: {target.name} failed: {kind}{message}", markup=False, soft_wrap=True)

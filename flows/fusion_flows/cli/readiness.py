@@ -1,0 +1,121 @@
+"""Waiting until the pieces of a cluster answer, before a flow runs.
+
+Covers: the Prefect server's health, the scheduler and its workers. Not
+covered: starting them (`cluster.py`).
+
+Invariant: every wait has a deadline and ends at once when a child that is waited for has ended.
+"""
+
+import asyncio
+import http.client
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from distributed import rpc
+
+from fusion_flows.cli.cluster import Cluster
+from fusion_flows.cli.errors import InputError, StartError
+from fusion_flows.cli.group import Child
+from fusion_flows.cli.plan import Plan
+
+__all__ = ["identity", "is_healthy", "probe_cluster", "probe_prefect", "wait_until_ready"]
+
+START_TIMEOUT_S: Final = 90.0
+PROBE_TIMEOUT_S: Final = 4.0
+POLL_S: Final = 0.05
+
+
+def wait_until_ready(cluster: Cluster, plan: Plan) -> None:
+    """Wait for everything that was started.
+
+    Raises:
+        StartError: A child ended, or is not ready in time.
+    """
+    deadline = time.monotonic() + START_TIMEOUT_S
+    if cluster.scheduler is not None:
+        needed = (cluster.scheduler, *cluster.workers)
+        _wait(lambda: _has_workers(plan.cluster, len(plan.shares)), needed, deadline=deadline)
+    if cluster.prefect is not None:
+        _wait(lambda: is_healthy(plan.prefect_url), (cluster.prefect,), deadline=deadline)
+
+
+def _has_workers(address: str, count: int) -> bool:
+    answer = identity(address)
+    return answer is not None and len(answer["workers"]) >= count
+
+
+def _wait(ready: Callable[[], bool], needed: Sequence[Child], *, deadline: float) -> None:
+    while not ready():
+        for child in needed:
+            if child.exit_code is not None:
+                raise StartError(
+                    f"the {child.name} did not start (exit code {child.exit_code}): "
+                    f"{child.last_words()}"
+                )
+        if time.monotonic() > deadline:
+            words = "; ".join(f"the {child.name} said: {child.last_words()}" for child in needed)
+            raise StartError(f"not ready after {START_TIMEOUT_S:g} s; {words}")
+        time.sleep(POLL_S)
+
+
+def is_healthy(url: str, timeout_s: float = 1.0) -> bool:
+    """Whether a Prefect API answers; never through a proxy."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", f"{parts.path.rstrip('/')}/health")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def identity(address: str, timeout_s: float = 1.0) -> dict[str, Any] | None:
+    """What a scheduler says of itself, or None if none answers at that address."""
+
+    async def ask() -> dict[str, Any]:
+        async with rpc(address, timeout=timeout_s) as scheduler:
+            answer: dict[str, Any] = await scheduler.identity()
+            return answer
+
+    try:
+        return asyncio.run(asyncio.wait_for(ask(), timeout_s))
+    except (OSError, TimeoutError):
+        return None
+
+
+def probe_cluster(address: str) -> dict[str, Any]:
+    """Ask the scheduler of a running cluster.
+
+    Raises:
+        InputError: There is none at that address.
+    """
+    try:
+        answer = identity(address, PROBE_TIMEOUT_S)
+    except ValueError as error:
+        raise InputError(
+            f"--cluster {address}: {error}; an address looks like tcp://192.0.2.1:8786"
+        ) from None
+    if answer is None or answer.get("type") != "Scheduler":
+        raise InputError(
+            f"--cluster {address}: no Dask scheduler answers there; is it running and reachable "
+            "from here? Leave the option away to start a cluster on this machine"
+        )
+    return answer
+
+
+def probe_prefect(url: str) -> None:
+    """Ask a Prefect server that somebody else runs.
+
+    Raises:
+        InputError: There is none at that address.
+    """
+    if not is_healthy(url, PROBE_TIMEOUT_S):
+        raise InputError(
+            f"PREFECT_API_URL={url}: no Prefect server answers there; start it, or unset the "
+            "variable to let this command start one"
+        )

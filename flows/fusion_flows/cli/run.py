@@ -1,0 +1,78 @@
+"""`fusion run`: a flow with everything it needs around it.
+
+Covers: the options, and the order of things: check all that can be checked, start what is missing,
+run the flow, end what was started. Not covered: any of these in detail.
+
+Invariant: bad input is found before a process is started; what was started has ended when the
+command has.
+"""
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["run"]
+
+
+def run(  # noqa: PLR0913 - one argument an option
+    target: Annotated[
+        str, typer.Argument(help="A built-in procedure, or my/flow.py, or my/flow.py:name.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Set a parameter of the flow; repeatable."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Workers to start; by default one per GPU, or 2.", show_default=False
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Use the Dask cluster at this address instead.", metavar="ADDRESS"),
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="URL or folder of the store.", metavar="URL")
+    ] = None,
+    resume: Annotated[str | None, typer.Option(help="Continue this run.", metavar="RUN")] = None,
+    prefect_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Port of the Prefect server and UI; a free one by default."
+        ),
+    ] = None,
+    dashboard_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of Dask's dashboard; none by default."),
+    ] = None,
+    threads_per_worker: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads of a worker; its share of the cores by default."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option(help="Show what Prefect says of itself.")] = False,
+) -> None:
+    """Run a flow: a built-in procedure or any Prefect flow of yours.
+
+    With no cluster given, workers, a Dask scheduler and a Prefect server are started on this machine
+    and ended afterwards.
+    """
+    # Prefect and Dask take seconds to import, and they read the environment that is set here.
+    from fusion_flows.cli.plan import Request
+    from fusion_flows.cli.session import execute
+
+    request = Request(
+        target=target,
+        settings=tuple(settings or ()),
+        workers=workers,
+        cluster=cluster,
+        store=store,
+        resume=resume,
+        prefect_port=prefect_port,
+        dashboard_port=dashboard_port,
+        threads_per_worker=threads_per_worker,
+        verbose=verbose,
+    )
+    raise typer.Exit(execute(request))

@@ -1,0 +1,51 @@
+"""One `fusion run` from its options to its exit code.
+
+Covers: what has to happen before Prefect and Dask are imported, since they read the environment
+then, and how an interrupted run ends. Not covered: the run itself (`launch.py`).
+
+Invariant: bad options are found before the slow imports.
+"""
+
+import os
+import sys
+
+from fusion_flows.cli import environment, ports, signals, store
+from fusion_flows.cli.plan import Machine, Request, decide
+
+__all__ = ["execute"]
+
+
+def execute(request: Request) -> int:
+    """Check, start, run, report.
+
+    Returns:
+        The exit code of the command.
+
+    Raises:
+        CliError: For the caller to print.
+    """
+    signals.install()
+    try:
+        code = _execute(request)
+    except signals.Interrupted as stop:
+        code = stop.exit_code
+        print(f"error: interrupted before {request.target} was done", file=sys.stderr)  # noqa: T201
+    # Prefect hands its last events to the server while the interpreter ends: not for ever.
+    signals.leave_within_grace(code)
+    return code
+
+
+def _execute(request: Request) -> int:
+    machine = Machine(
+        cores=environment.visible_cores(),
+        gpus=environment.visible_gpus(os.environ),
+        free_ports=ports.choose_two(),
+    )
+    plan = decide(request, os.environ, machine)
+    asked = {"--prefect-port": request.prefect_port, "--dashboard-port": request.dashboard_port}
+    ports.check_free({option: port for option, port in asked.items() if port is not None})
+    store.check_writable(plan.environment["FUSION_STORE"])
+    os.environ.update(plan.environment)
+    from fusion_flows.cli.launch import launch
+
+    return launch(request, plan)
