@@ -88,7 +88,7 @@ def read_corpus(source: str | None, *, limit_bytes: int | None = None) -> Corpus
         limit = psutil.virtual_memory().available // _MEMORY_PER_TEXT_BYTE
     if source is None:
         return _standard_library(limit)
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     mode = _mode(path)
     if stat.S_ISREG(mode):
         return _one_file(path, limit)

@@ -3,6 +3,7 @@
     FusionError                 (fusion_dask.errors) every error that a person can act on
     ├── CorpusError             a text that is missing, unreadable, not text, or too little
     ├── TokenizerError          a tokenizer that cannot be loaded
+    ├── ModelError              a model configuration that is missing or does not fit
     └── PublishError            a place where the model cannot be published
 
 Each message is one line that ends with what the person can do. All of them survive pickling: they
@@ -11,7 +12,7 @@ take their message and nothing else.
 
 from fusion_dask.errors import FusionError
 
-__all__ = ["CorpusError", "PublishError", "TokenizerError"]
+__all__ = ["CorpusError", "ModelError", "PublishError", "TokenizerError"]
 
 
 class CorpusError(FusionError):
@@ -20,6 +21,10 @@ class CorpusError(FusionError):
 
 class TokenizerError(FusionError):
     """The tokenizer cannot be used."""
+
+
+class ModelError(FusionError):
+    """The model cannot be built."""
 
 
 class PublishError(FusionError):

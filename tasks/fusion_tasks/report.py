@@ -5,12 +5,13 @@ artifacts of the flow engine). Does not cover measuring (`records` says what is 
 live view (`progress`). Invariant: the same records give the same text and the same PNG bytes.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.console import Group
@@ -186,14 +187,21 @@ def _stage_row(stage: StageReport) -> tuple[str, ...]:
 
 
 def _running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of the last `window` values, of fewer at the start.
+    """Mean of the finite ones of the last `window` values, of fewer at the start.
 
-    >>> _running_mean([1.0, 3.0, 5.0], 2)
-    [1.0, 2.0, 4.0]
+    >>> _running_mean([1.0, 3.0, 5.0, math.nan, 7.0], 2)
+    [1.0, 2.0, 4.0, 5.0, 7.0]
     """
-    sums = list(accumulate(values, initial=0.0))
-    ends = range(1, len(sums))
-    return [(sums[end] - sums[max(0, end - window)]) / (end - max(0, end - window)) for end in ends]
+    given = np.array(values, dtype=float)
+    finite = np.isfinite(given)
+    sums = np.cumsum([0.0, *np.where(finite, given, 0.0)])
+    counts = np.cumsum([0, *finite])
+    ends = np.arange(1, sums.size)
+    starts = np.maximum(ends - window, 0)
+    inside = counts[ends] - counts[starts]
+    gaps = np.full(ends.size, math.nan)
+    means = np.divide(sums[ends] - sums[starts], inside, out=gaps, where=inside > 0)
+    return [float(mean) for mean in means]
 
 
 def _decimal(value: float | None, digits: int) -> str:

@@ -7,6 +7,7 @@ end-of-text where the tokenizer has one.
 """
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,7 +46,7 @@ def load_tokenizer(source: str | None) -> PreTrainedTokenizerFast:
     """
     if source is None:
         return _byte_level()
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if not path.exists():
         raise TokenizerError(
             f"there is no tokenizer {path}: give a tokenizers JSON file or a tokenizer folder"
@@ -55,9 +56,8 @@ def load_tokenizer(source: str | None) -> PreTrainedTokenizerFast:
     except TokenizerError:
         raise
     except Exception as error:  # `tokenizers` raises bare Exception
-        reason = str(error).strip().split("\n", maxsplit=1)[0].rstrip(" :") or type(error).__name__
         raise TokenizerError(
-            f"{path} does not hold a fast tokenizer ({reason}): "
+            f"{path} does not hold a fast tokenizer ({_reason(error)}): "
             "give a tokenizers JSON file or a tokenizer folder"
         ) from error
 
@@ -78,6 +78,9 @@ def encode_corpus(
 
     Returns:
         uint16 where the vocabulary allows it, else uint32.
+
+    Raises:
+        TokenizerError: The tokenizer has no token for something in the text.
     """
     documents = corpus.ordered(seed)
     if tokenizer.backend_tokenizer.to_str() == _byte_level().backend_tokenizer.to_str():
@@ -92,7 +95,14 @@ def encode_corpus(
     backend.no_padding()
     ids: list[npt.NDArray[Any]] = []
     for batch in _batches(documents):
-        encodings = backend.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+        texts = [text for text, _ in batch]
+        try:
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # `tokenizers` raises bare Exception
+            raise TokenizerError(
+                f"the tokenizer cannot encode {corpus.name} ({_reason(error)}): "
+                "give one that has a token for everything in the text"
+            ) from error
         for encoding, (_, is_last) in zip(encodings, batch, strict=True):
             ids.append(np.array(encoding.ids, dtype=dtype))
             if is_last:
@@ -178,6 +188,11 @@ def _from_folder(path: Path) -> PreTrainedTokenizerFast:
             "with a tokenizer.json"
         )
     return tokenizer
+
+
+def _reason(error: Exception) -> str:
+    first_line = str(error).strip().split("\n", maxsplit=1)[0]
+    return first_line.rstrip(" :") or type(error).__name__
 
 
 def _bytes_as_ids(document: str) -> npt.NDArray[np.uint16]:
