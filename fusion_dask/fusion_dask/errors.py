@@ -5,7 +5,8 @@
     ├── ProgramError            a stage program or graph file that is malformed, too large or not allowed
     ├── PlanError               nothing that was offered can hold or run the model
     ├── StageError              a stage could not go on
-    │   └── StageLost           the worker that held a stage went away
+    │   ├── StageLost           the worker that held a stage went away
+    │   └── NeighbourFailed     another stage of the run failed or the run was stopped
     ├── ExchangeTimeout         a boundary tensor did not arrive before its deadline
     └── ClusterError            the Dask cluster cannot be reached or is not a Fusion cluster
 
@@ -19,6 +20,7 @@ __all__ = [
     "ClusterError",
     "ExchangeTimeout",
     "FusionError",
+    "NeighbourFailed",
     "PlanError",
     "ProgramError",
     "StageError",
@@ -60,6 +62,10 @@ class StageError(FusionError):
 
 class StageLost(StageError):
     """The worker that held a stage left the cluster."""
+
+
+class NeighbourFailed(StageError):
+    """Another stage of the run failed, or the run was stopped; `stage` says which."""
 
 
 class ExchangeTimeout(FusionError):

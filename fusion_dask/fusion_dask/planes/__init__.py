@@ -1,0 +1,1 @@
+"""Planes run a stage program: today on PyTorch."""
