@@ -116,9 +116,7 @@ def _model(
     config.eos_token_id = end
     config.bos_token_id = _first(tokenizer.bos_token_id, end)
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, trust_remote_code=False
-        )
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     if model.generation_config is not None:
         # Not in the model's configuration: there it freezes the embedding of that token, which is
         # end-of-text for a tokenizer without a token for padding.
@@ -182,9 +180,9 @@ def _sync_entry(path: Path) -> None:
 def _without_progress_bar() -> Iterator[None]:
     """Keep the bar of `transformers` from drawing over ours."""
     shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    hf_logging.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            hf_logging.enable_progress_bar()

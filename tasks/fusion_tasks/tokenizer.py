@@ -166,7 +166,7 @@ def _byte_level() -> PreTrainedTokenizerFast:
 
 def _wrap(backend: Tokenizer, end: str | None) -> PreTrainedTokenizerFast:
     special = {} if end is None else dict.fromkeys(("bos_token", "eos_token", "pad_token"), end)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=backend, clean_up_tokenization_spaces=False, **special
     )
 
