@@ -14,8 +14,6 @@ Invariants (checked by `Graph.validate`):
 The paper (arXiv 2309.01172) asks for an IR but gives no schema; this one is this project's own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -95,8 +93,6 @@ class Ref:
     """A reference to a value, as an operator's argument."""
 
     name: str
-
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +204,16 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """A buffer of the model, e.g. a running mean. `persistent` ones belong to the state dict."""
+    """A buffer of the model, e.g. a running mean. `persistent` ones belong to the state dict.
+
+    Its first value comes from `init`, or from `data` (little-endian, contiguous) where no rule says.
+    """
 
     name: str
     spec: TensorSpec
     persistent: bool = True
+    init: tuple[InitStep, ...] = ()
+    data: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,4 +305,3 @@ class StageProgram:
     def flops(self) -> int:
         """Forward and backward FLOPs of one microbatch."""
         return sum(o.cost.flops_forward + o.cost.flops_backward for o in self.operators)
-
