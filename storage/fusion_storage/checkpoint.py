@@ -158,8 +158,10 @@ def read_tensors(checkpoint: Checkpoint, store: Store, names: Iterable[str]) -> 
     found: dict[str, Tensor] = {}
     for part in checkpoint.parts:
         mine = [name for name in wanted if owner[name] is part]
-        place = f"{part.prefix}/"
-        found |= read_arrays(VerifyingStore(store.zarr(part.prefix), part.files, place=place), mine)
+        if mine:
+            place = f"{part.prefix}/"
+            verifying = VerifyingStore(store.zarr(part.prefix), part.files, place=place)
+            found |= read_arrays(verifying, mine)
     return {name: found[name] for name in wanted}
 
 

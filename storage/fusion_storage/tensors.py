@@ -48,15 +48,22 @@ _NATIVE = {
 _CARRIERS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
-def write_arrays(store: Store, tensors: Mapping[str, Tensor]) -> None:
+def write_arrays(
+    store: Store, tensors: Mapping[str, Tensor], *, chunk_bytes: int = _CHUNK_BYTES
+) -> None:
     """Write each tensor as one array into an empty zarr store.
+
+    Args:
+        store: Where to.
+        tensors: By name.
+        chunk_bytes: About how large an object may be; one row of axis 0 is never cut.
 
     Raises:
         ValueError: a tensor is sparse, quantised or on the meta device.
     """
     zarr.create_group(store, zarr_format=3)
     with ThreadPoolExecutor(_THREADS, "write-tensor") as pool:
-        jobs = [pool.submit(_write, store, name, tensor) for name, tensor in tensors.items()]
+        jobs = [pool.submit(_write, store, name, t, chunk_bytes) for name, t in tensors.items()]
         for job in jobs:
             job.result()
 
@@ -64,18 +71,19 @@ def write_arrays(store: Store, tensors: Mapping[str, Tensor]) -> None:
 def read_arrays(store: Store, names: Iterable[str]) -> dict[str, Tensor]:
     """Read the named tensors into memory of their own, on the CPU."""
     wanted = list(names)
+    zarr.open_group(store, mode="r", zarr_format=3, use_consolidated=False)
     with ThreadPoolExecutor(_THREADS, "read-tensor") as pool:
         return dict(zip(wanted, pool.map(lambda name: _read(store, name), wanted), strict=True))
 
 
-def _write(store: Store, name: str, tensor: Tensor) -> None:
+def _write(store: Store, name: str, tensor: Tensor, chunk_bytes: int) -> None:
     values = _to_numpy(name, tensor)
     array = zarr.create_array(
         store,
         name=array_path(name),
         shape=values.shape,
         dtype=values.dtype,
-        chunks=_chunks(values.shape, values.dtype.itemsize),
+        chunks=_chunks(values.shape, values.dtype.itemsize, chunk_bytes),
         filters=(),
         compressors=(Crc32cCodec(),),
         fill_value=0,
@@ -102,12 +110,12 @@ def _to_numpy(name: str, tensor: Tensor) -> np.ndarray[Any, Any]:
     return np.asarray(plain.numpy())
 
 
-def _chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def _chunks(shape: tuple[int, ...], itemsize: int, chunk_bytes: int) -> tuple[int, ...]:
     """Cut axis 0 in equal pieces: zarr pads the last chunk to the size of the others."""
     if not shape:
         return ()
     total = prod(shape) * itemsize
-    pieces = max(1, ceil(total / _CHUNK_BYTES))
+    pieces = max(1, ceil(total / chunk_bytes))
     return (max(1, ceil(shape[0] / pieces)), *(max(1, length) for length in shape[1:]))
 
 

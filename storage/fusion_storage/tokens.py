@@ -1,6 +1,6 @@
 """A tokenised corpus: a flat array of token ids, written once, read in random windows.
 
-    corpora/<name>/<digest>/ids/...     a zarr array of uint16 or uint32
+    corpora/<name>/<digest>/...         a zarr array of uint16 or uint32
     corpora/<name>/manifest.json        length, digest and the record of every object, written last
 
 Covers ids only; splitting, shuffling and batching are the caller's. Invariant: `read` returns the
@@ -29,7 +29,6 @@ __all__ = ["TokenArray", "write_tokens"]
 _CHUNK_BYTES = 2 * 2**20
 _CACHE_BYTES = 256 * 2**20
 _DIGEST_DIGITS = 16
-_ARRAY = "ids"
 _DTYPES = ("uint16", "uint32")
 
 
@@ -60,7 +59,6 @@ def write_tokens(store: Store, name: str, ids: np.ndarray[Any, Any]) -> None:
     recording = RecordingStore(store.zarr(prefix))
     array = zarr.create_array(
         recording,
-        name=_ARRAY,
         shape=ids.shape,
         dtype=ids.dtype,
         chunks=(_CHUNK_BYTES // ids.dtype.itemsize,),
@@ -206,7 +204,7 @@ def _open(store: Store, name: str) -> _Opened:
     verifying = VerifyingStore(
         store.zarr(manifest.prefix), manifest.files, place=f"{manifest.prefix}/"
     )
-    array = zarr.open_array(verifying, path=_ARRAY, mode="r", zarr_format=3)
+    array = zarr.open_array(verifying, mode="r", zarr_format=3)
     return _Opened(
         array=array, length=manifest.length, chunk_ids=array.chunks[0], dtype=array.dtype
     )
