@@ -198,7 +198,7 @@ class Driver:
     def _event(self, event: tuple[float, Mapping[str, Any]]) -> None:
         _, message = event
         if message["epoch"] == self._epoch:
-            self._on_step(StepMeasure(**{k: v for k, v in message.items() if k != "epoch"}))
+            self._on_step(StepMeasure(**message["measure"]))
 
     def _scheduler(self, operation: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
         """Call one of the broker's handlers, or one of Dask's own."""

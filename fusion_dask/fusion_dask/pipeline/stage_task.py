@@ -85,12 +85,7 @@ def build_resident(task: StageTask, device: torch.device) -> Resident:
         buffers |= {b.name: state[b.name] for b in program.buffers if b.name in state}
     autocast = None if spec.autocast is None else getattr(torch, spec.autocast)
     plane = TorchPlane(program, parameters, buffers, device=device, autocast=autocast)
-    evaluation = None
-    if task.evaluation is not None:
-        held_out = loads_program(task.evaluation)
-        evaluation = TorchPlane(
-            held_out, plane.parameters(), plane.buffers(), device=device, autocast=autocast
-        )
+    evaluation = None if task.evaluation is None else plane.sibling(loads_program(task.evaluation))
     host = StageHost(
         program,
         plane,
@@ -200,5 +195,5 @@ class _Steps:
             seconds=seconds,
         )
         self.measures.append(measure)
-        event = {"epoch": self._task.epoch, **dataclasses.asdict(measure)}
+        event = {"epoch": self._task.epoch, "measure": dataclasses.asdict(measure)}
         self._worker.log_event(progress_topic(self._task.spec.run), event)

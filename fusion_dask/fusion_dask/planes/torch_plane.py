@@ -94,6 +94,14 @@ class TorchPlane:
         """The buffers held, by name, as the last forward left them."""
         return self._buffers
 
+    def sibling(self, program: StageProgram) -> "TorchPlane":
+        """Another program over the same parameters and buffers, as they are at any moment."""
+        other = TorchPlane(
+            program, self._parameters, self._buffers, device=self.device, autocast=self._autocast
+        )
+        other._buffers = self._buffers
+        return other
+
     def forward(
         self,
         inputs: Mapping[str, torch.Tensor],

@@ -11,7 +11,7 @@ Pure: numbers in, positions out, the same for the same numbers.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fusion_dask.errors import PlanError
 from fusion_dask.graph.ir import Graph
@@ -30,20 +30,22 @@ def operator_seconds(graph: Graph, flops_per_s: float = 1.0) -> tuple[float, ...
     )
 
 
-def candidates(graph: Graph, bytes_at: Sequence[int]) -> tuple[int, ...]:
+def candidates(graph: Graph, bytes_at: Sequence[int], allowed: Collection[int]) -> tuple[int, ...]:
     """The useful cut positions, ascending.
 
     Args:
         graph: The graph.
         bytes_at: Boundary bytes of the cut before operator i, for i from 1.
+        allowed: The positions at which the graph can be cut at all.
     """
     parameters = {p.name for p in graph.parameters}
     parametric = [i for i, o in enumerate(graph.operators) if parameters & set(o.inputs)]
     best = []
     for left, right in itertools.pairwise(parametric):
-        between = range(left + 1, right + 1)
-        # The last of equals: what follows a parametric operator belongs to it.
-        best.append(min(between, key=lambda i: (bytes_at[i - 1], -i)))
+        between = [i for i in range(left + 1, right + 1) if i in allowed]
+        if between:
+            # The last of equals: what follows a parametric operator belongs to it.
+            best.append(min(between, key=lambda i: (bytes_at[i - 1], -i)))
     return tuple(best)
 
 

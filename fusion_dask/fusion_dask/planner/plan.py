@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusion_dask.errors import PlanError
-from fusion_dask.graph.cut import boundary_bytes, cut
+from fusion_dask.graph.cut import boundary_bytes, cut, valid_positions
 from fusion_dask.graph.ir import Graph, StageProgram
 from fusion_dask.planner.partition import candidates, operator_seconds, partition
 
@@ -97,7 +97,7 @@ def make_plan(
         PlanError: More stages than workers, or than operators with parameters.
     """
     bytes_at = boundary_bytes(graph)
-    useful = candidates(graph, bytes_at)
+    useful = candidates(graph, bytes_at, frozenset(valid_positions(graph)))
     count = min(len(workers), len(useful) + 1) if stages is None else stages
     if positions is not None:
         count = len(positions) + 1

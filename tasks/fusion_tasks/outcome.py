@@ -1,0 +1,74 @@
+"""The Prefect tasks at the end of a run: publish the model, report what happened."""
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+from fusion_storage.checkpoint import Checkpoint, read_tensors
+from fusion_storage.store import Store
+from fusion_tasks.publish import publish
+from fusion_tasks.records import StageReport, TrainingHistory
+from fusion_tasks.report import Summary, loss_curve_png, summary_table
+
+__all__ = ["publish_model", "report_run"]
+
+
+@task(cache_policy=NO_CACHE)
+def publish_model(
+    store: Store,
+    checkpoint: Checkpoint,
+    names: Sequence[str],
+    config: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    directory: Path,
+) -> Path:
+    """Write a checkpoint's parameters as a Hugging Face directory.
+
+    Args:
+        store: Where the checkpoint is.
+        checkpoint: What to publish.
+        names: The parameters, by their names in the model.
+        config: The model's configuration.
+        tokenizer: Goes with it.
+        directory: Must not exist.
+
+    Raises:
+        PublishError: The directory exists or cannot be written.
+        IntegrityError: The checkpoint is damaged.
+    """
+    tensors = read_tensors(checkpoint, store, names)
+    return publish(directory, config, tokenizer, tensors)
+
+
+@task(cache_policy=NO_CACHE)
+def report_run(
+    run: str,
+    history: TrainingHistory,
+    stages: Sequence[StageReport],
+    *,
+    wall_s: float,
+    picture: Path,
+) -> Summary:
+    """Draw the loss curve, make the summary, and keep both as Prefect artifacts.
+
+    Args:
+        run: The run's name; keys of the artifacts begin with it.
+        history: The run's steps and evaluations.
+        stages: Where the stages' time went.
+        wall_s: Wall time of the procedure so far.
+        picture: The PNG to write.
+    """
+    loss_curve_png(history, picture)
+    summary = summary_table(history, stages, wall_s=wall_s)
+    data = base64.b64encode(picture.read_bytes()).decode()
+    create_image_artifact(
+        image_url=f"data:image/png;base64,{data}", key=f"{run}-loss", description="Loss curve"
+    )
+    create_table_artifact(table=summary.stages.records(), key=f"{run}-stages")
+    create_markdown_artifact(markdown=summary.markdown(), key=f"{run}-summary")
+    return summary
