@@ -10,6 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fusion_storage.errors import StoreUnavailable
@@ -18,6 +19,9 @@ from fusion_storage.names import TEMPORARY_PREFIX
 __all__ = ["LocalBackend"]
 
 _PROBE_KEY = "probe"
+
+# A file system writes its journal once for all who wait: one by one, 1,500 folders took 3 s.
+_SYNC_THREADS = 16
 
 
 class LocalBackend:
@@ -82,8 +86,10 @@ class LocalBackend:
             top = self._root / prefix
             if not top.is_dir():
                 top = top.parent
-            for folder, _, _ in os.walk(top, topdown=False):
-                _sync_folder(Path(folder))
+            folders = [Path(folder) for folder, _, _ in os.walk(top)]
+            with ThreadPoolExecutor(_SYNC_THREADS, "sync-folder") as pool:
+                for _ in pool.map(_sync_folder, folders):
+                    pass
             _sync_folders(top.parent, self._root)
 
     def probe(self) -> None:

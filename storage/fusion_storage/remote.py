@@ -25,6 +25,8 @@ __all__ = ["Dialect", "FsspecBackend", "plain_dialect"]
 
 _PROBE = b"probe"
 
+_WITHOUT_FOLDERS = ("memory", "gs", "gcs", "abfs", "abfss", "az", "oss", "r2")
+
 # Two threads of one process never race each other in the exists-then-write fallback.
 _CREATING = threading.Lock()
 
@@ -38,21 +40,24 @@ class Dialect:
         errors: What the client raises when the place itself fails.
         create: Exclusive write: (file system, path, data) to False when something is there.
         is_place_missing: Tells a missing bucket from a missing object.
+        has_folders: Folders must exist before objects; elsewhere making one would make a bucket.
     """
 
     options: Mapping[str, Any]
     errors: tuple[type[Exception], ...]
     create: Callable[[Any, str, bytes], bool]
     is_place_missing: Callable[[Exception], bool]
+    has_folders: bool
 
 
-def plain_dialect(options: Mapping[str, Any]) -> Dialect:
+def plain_dialect(protocol: str, options: Mapping[str, Any]) -> Dialect:
     """Return how to talk to a file system that fsspec knows and we do not."""
     return Dialect(
         options={"use_listings_cache": False, "skip_instance_cache": True, **options},
         errors=(OSError,),
         create=_create,
         is_place_missing=lambda _: False,
+        has_folders=protocol not in _WITHOUT_FOLDERS,
     )
 
 
@@ -89,14 +94,14 @@ class FsspecBackend:
         """
         path = self._path(key)
         with self._unavailable("write", key):
-            self._make_parent(path)
+            self._make_folder_of(path)
             return self._dialect.create(self._fs, path, data) or self.read(key) == data
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Write the object in one request; never through `open`, which publishes torn ones."""
         path = self._path(key)
         with self._unavailable("write", key):
-            self._make_parent(path)
+            self._make_folder_of(path)
             self._fs.pipe_file(path, bytes(data))
 
     def sizes(self, prefix: str) -> dict[str, int]:
@@ -156,9 +161,8 @@ class FsspecBackend:
         # Some file systems list with a leading slash, some without, whatever they were asked for.
         return path.lstrip("/").removeprefix(self._root.lstrip("/")).lstrip("/")
 
-    def _make_parent(self, path: str) -> None:
-        # Memory and object stores have no folders; on SFTP and the like they must exist.
-        with contextlib.suppress(FileExistsError, NotImplementedError):
+    def _make_folder_of(self, path: str) -> None:
+        if self._dialect.has_folders:
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     @contextlib.contextmanager

@@ -40,6 +40,7 @@ def dialect(options: Mapping[str, Any]) -> Dialect:
         errors=(OSError, BotoCoreError, ClientError),
         create=_create,
         is_place_missing=lambda error: _code(error) == "NoSuchBucket",
+        has_folders=False,
     )
 
 

@@ -143,7 +143,7 @@ class Store:
             from fusion_storage.s3 import dialect  # botocore takes a second to import
 
             return FsspecBackend(self._url, dialect(self._options))
-        return FsspecBackend(self._url, plain_dialect(self._options))
+        return FsspecBackend(self._url, plain_dialect(protocol, self._options))
 
     def __getstate__(self) -> tuple[str, dict[str, Any]]:
         """Return what another process needs to open the same store."""

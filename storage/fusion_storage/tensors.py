@@ -87,6 +87,7 @@ def _write(store: Store, name: str, tensor: Tensor, chunk_bytes: int) -> None:
         filters=(),
         compressors=(Crc32cCodec(),),
         fill_value=0,
+        chunk_key_encoding={"name": "default", "separator": "."},  # one folder an array
         zarr_format=3,
         attributes={_NAME_ATTRIBUTE: name, _DTYPE_ATTRIBUTE: _dtype_name(tensor.dtype)},
         config={"write_empty_chunks": True},

@@ -219,7 +219,7 @@ class CheckpointContract:
 
     def test_commit_of_an_incomplete_part_is_refused(self, store: Store) -> None:
         parts = write_step(store, 1)
-        lost = f"{parts[0].prefix}/h.0.weight/c/0/0"
+        lost = f"{parts[0].prefix}/h.0.weight/c.0.0"
         store.delete(lost)
         with pytest.raises(IntegrityError, match=lost):
             commit(store, run=RUN, step=1, parts=parts, metadata={})

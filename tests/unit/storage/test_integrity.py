@@ -110,7 +110,7 @@ def test_swapped_objects(store: Store, checkpoint: Checkpoint) -> None:
 
 def test_chunk_that_the_manifest_forgot_is_never_zeros(store: Store) -> None:
     parts = write_step(store, 1)
-    forgotten = f"{array_path('h.0.weight')}/c/0/0"
+    forgotten = f"{array_path('h.0.weight')}/c.0.0"
     record = parts[0].to_json()
     files = record["files"]
     assert isinstance(files, dict)

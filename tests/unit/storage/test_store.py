@@ -53,6 +53,7 @@ def memory_backend(
         errors=(OSError,),
         create=create,
         is_place_missing=lambda _: is_place_missing,
+        has_folders=False,
     )
     return FsspecBackend(f"memory://{uuid.uuid4().hex}", dialect)
 
@@ -162,6 +163,18 @@ def test_lost_answer_to_our_own_create_is_a_success() -> None:
     assert backend.read("a") == b"ours"
 
 
+def test_plain_fsspec_with_folders(tmp_path: Path) -> None:
+    backend = FsspecBackend(f"file://{tmp_path}/root", plain_dialect("file", {}))
+    backend.probe()
+    backend.put("a/b/c", b"12")
+    assert backend.create("a/d", b"1")
+    assert not backend.create("a/d", b"2")
+    assert backend.sizes("") == {"a/b/c": 2, "a/d": 1}
+    assert backend.children("a") == ["b", "d"]
+    backend.delete("a")
+    assert backend.sizes("") == {}
+
+
 def test_missing_bucket_is_not_a_missing_object() -> None:
     backend = memory_backend(create=lambda *_: False, is_place_missing=True)
     with pytest.raises(StoreUnavailable):
@@ -169,7 +182,14 @@ def test_missing_bucket_is_not_a_missing_object() -> None:
 
 
 def test_plain_fsspec_never_caches() -> None:
-    assert plain_dialect({}).options == {"use_listings_cache": False, "skip_instance_cache": True}
+    options = plain_dialect("memory", {}).options
+    assert options == {"use_listings_cache": False, "skip_instance_cache": True}
+
+
+def test_a_missing_bucket_is_never_made() -> None:
+    assert not s3_dialect({}).has_folders
+    assert not plain_dialect("gs", {}).has_folders
+    assert plain_dialect("sftp", {}).has_folders
 
 
 def test_s3_options_are_safe_and_explicit_ones_win() -> None:

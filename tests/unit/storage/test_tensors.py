@@ -151,7 +151,7 @@ def test_tensors_without_plain_values_are_refused(tensor: Tensor) -> None:
 def test_objects_are_cut_on_the_first_axis_and_not_padded_much() -> None:
     recording = RecordingStore(open_store(f"memory://{uuid.uuid4().hex}").zarr("arrays"))
     write_arrays(recording, {"t": torch.ones(101, 256)}, chunk_bytes=10 * 1024)
-    sizes = [size for key, (size, _) in recording.files.items() if "/c/" in key]
+    sizes = [size for key, (size, _) in recording.files.items() if "/c." in key]
     assert len(sizes) == 11
     assert max(sizes) <= 10 * 1024 + 4
     assert sum(sizes) < 1.1 * 101 * 1024 + 4 * 11
