@@ -3,6 +3,7 @@
     FusionError                 every error that a person can act on
     ├── CaptureError            a model that cannot become a graph
     ├── ProgramError            a stage program or graph file that is malformed, too large or not allowed
+    ├── WeightsError            a checkpoint file that lacks what the model needs, or is damaged
     ├── PlanError               nothing that was offered can hold or run the model
     ├── StageError              a stage could not go on
     │   ├── StageLost           the worker that held a stage went away
@@ -25,6 +26,7 @@ __all__ = [
     "ProgramError",
     "StageError",
     "StageLost",
+    "WeightsError",
 ]
 
 
@@ -38,6 +40,10 @@ class CaptureError(FusionError):
 
 class ProgramError(FusionError):
     """A serialised graph or stage program is not acceptable; nothing of it was executed."""
+
+
+class WeightsError(FusionError):
+    """The weights of a checkpoint cannot be used for this model."""
 
 
 class PlanError(FusionError):

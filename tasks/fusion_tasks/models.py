@@ -32,7 +32,7 @@ from fusion_dask.graph.initialise import initialise
 from fusion_dask.graph.ir import Graph
 from fusion_tasks.errors import ModelError
 
-__all__ = ["CausalLoss", "initialise_model", "load_config", "meta_model"]
+__all__ = ["CausalLoss", "initialise_model", "load_config", "meta_model", "prepare"]
 
 _CAUSAL_ATTENTION = "fusion_causal_sdpa"
 
@@ -134,11 +134,16 @@ def meta_model(config: PretrainedConfig, *, dtype: torch.dtype = torch.float32) 
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=False
         )
-    if model._supports_sdpa and not _has_window(config):
+    _make_derived_buffers(model)
+    return prepare(model)
+
+
+def prepare(model: PreTrainedModel) -> PreTrainedModel:
+    """Choose the implementations of attention and experts that a graph can hold, in place."""
+    if model._supports_sdpa and not _has_window(model.config):
         model.set_attn_implementation(_CAUSAL_ATTENTION)
     if model._can_set_experts_implementation():
         model.set_experts_implementation("batched_mm")
-    _make_derived_buffers(model)
     return model
 
 

@@ -5,10 +5,11 @@ Every entry makes a fresh module with real tensors and a batch; the numbers are 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
@@ -37,7 +38,7 @@ class Entry:
     random: bool = False
 
 
-_SIZES = {
+_SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 3,
@@ -82,9 +83,9 @@ def _t5() -> tuple[nn.Module, Batch]:
         num_layers=2,
         num_heads=4,
         vocab_size=64,
-        decoder_start_token_id=0,
         use_cache=False,
     )
+    config.decoder_start_token_id = 0
     return _LabelledLoss(T5ForConditionalGeneration(config)), _tokens()
 
 
@@ -99,7 +100,8 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)), inplace=True)
-        return F.relu(self.norm2(self.conv2(y)) + self.skip(x))
+        y = self.norm2(self.conv2(y)) + self.skip(x)
+        return F.relu(y)
 
 
 class ResNet(nn.Module):
@@ -137,7 +139,8 @@ class UNet(nn.Module):
         b = F.silu(self.down2(F.max_pool2d(a, 2)))
         c = self.norm(self.middle(b))
         d = F.silu(self.up2(torch.cat([c, b], dim=1)))
-        return self.up1(torch.cat([d, a], dim=1))
+        predicted: Tensor = self.up1(torch.cat([d, a], dim=1))
+        return predicted
 
 
 class Diffusion(nn.Module):
@@ -146,6 +149,7 @@ class Diffusion(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = UNet(2)
+        self.alphas: Tensor
         self.register_buffer("alphas", torch.linspace(0.99, 0.01, 10))
 
     def forward(self, image: Tensor) -> Tensor:
@@ -218,8 +222,9 @@ class Vae(nn.Module):
         h = torch.tanh(self.frozen(F.relu(self.encode(x))))
         mean, spread = self.mean(h), self.spread(h)
         z = mean + torch.randn_like(mean) * (0.5 * spread).exp()
-        divergence = -0.5 * (1 + spread - mean.square() - spread.exp()).sum(-1).mean()
-        return F.binary_cross_entropy_with_logits(self.decode(z), x) + 0.01 * divergence
+        divergence: Tensor = -0.5 * (1 + spread - mean.square() - spread.exp()).sum(-1).mean()
+        reconstruction = F.binary_cross_entropy_with_logits(self.decode(z), x)
+        return reconstruction + 0.01 * divergence
 
 
 def _images(channels: int, size: int = 8, batch: int = 3) -> Tensor:

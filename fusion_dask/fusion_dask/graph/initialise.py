@@ -283,5 +283,6 @@ def _uniform_value(tensor: Tensor) -> float | None:
     """The number that all elements equal, if there is one and it is known."""
     if tensor.is_meta or tensor.numel() == 0 or tensor.is_complex():
         return None
+    tensor = tensor.detach()
     first = tensor.reshape(-1)[0]
     return float(first) if bool((tensor == first).all()) else None

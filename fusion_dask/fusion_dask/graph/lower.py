@@ -33,6 +33,10 @@ __all__ = [
 _RENAMED = {
     "aten.view.default": "aten.reshape.default",
     "aten._unsafe_view.default": "aten.reshape.default",
+    # Uninitialised memory is never a result; zeros are as good and show nobody's old data.
+    "aten.empty.memory_format": "aten.zeros.default",
+    "aten.empty_like.default": "aten.zeros_like.default",
+    "aten.new_empty.default": "aten.new_zeros.default",
     "aten.__and__.Tensor": "aten.bitwise_and.Tensor",
     "aten.__and__.Scalar": "aten.bitwise_and.Scalar",
     "aten.__or__.Tensor": "aten.bitwise_or.Tensor",

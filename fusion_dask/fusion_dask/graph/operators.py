@@ -30,7 +30,8 @@ __all__ = [
 _FAMILIES: Mapping[str, str] = {
     "pointwise": """
         abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not
-        bitwise_or bitwise_xor ceil celu clamp clamp_max clamp_min clone copysign cos cosh deg2rad
+        bitwise_or bitwise_xor ceil celu clamp clamp_max clamp_min clone copy copysign cos cosh
+        deg2rad fill
         detach digamma div elu eq erf erfc erfinv exp exp2 expm1 floor floor_divide fmax fmin fmod
         frac ge gelu glu gt hardsigmoid hardswish hardtanh heaviside hypot isfinite isinf isnan le
         leaky_relu lerp lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and
@@ -50,7 +51,7 @@ _FAMILIES: Mapping[str, str] = {
         scaled_dot_product_attention tensordot ger kron linalg_cross cross trace vdot
     """,
     "shape": """
-        as_strided atleast_1d atleast_2d broadcast_to cat chunk column_stack concat diagonal
+        as_strided atleast_1d broadcast_tensors meshgrid atleast_2d broadcast_to cat chunk column_stack concat diagonal
         diag_embed expand expand_as flatten flip hstack vstack movedim narrow permute pixel_shuffle
         pixel_unshuffle repeat repeat_interleave reshape roll rot90 select slice split
         split_with_sizes squeeze stack swapaxes t tile transpose tril triu unbind unflatten unfold
