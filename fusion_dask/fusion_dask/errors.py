@@ -63,6 +63,7 @@ class StageError(FusionError):
         self.reason = reason
 
     def __str__(self) -> str:
+        """For people."""
         return f"stage {self.stage}: {self.reason}"
 
 
@@ -83,6 +84,7 @@ class ExchangeTimeout(FusionError):
         self.timeout_s = timeout_s
 
     def __str__(self) -> str:
+        """For people."""
         return (
             f"{self.tensor} did not arrive within {self.timeout_s:g} s: its stage is stuck or its "
             "worker is unreachable; see the log of that worker"

@@ -17,7 +17,7 @@ class StepRecord:
     Attributes:
         step: Number of the step, the first is 1.
         loss: Mean loss of the global batch, in nats per token, before the update.
-        grad_norm: Global norm of the gradient before clipping.
+        grad_norm: Global norm of the gradient before clipping; None where nothing is clipped.
         learning_rate: Learning rate of this update.
         tokens: Tokens of the global batch of this step.
         seconds: Wall time from the end of the step before to the end of this one.
@@ -25,7 +25,7 @@ class StepRecord:
 
     step: int
     loss: float
-    grad_norm: float
+    grad_norm: float | None
     learning_rate: float
     tokens: int
     seconds: float

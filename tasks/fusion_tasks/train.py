@@ -177,11 +177,10 @@ class _Training:
         return make
 
     def _record(self, measure: StepMeasure) -> StepRecord:
-        norm = measure.gradient_norm
         return StepRecord(
             step=measure.step + 1,
             loss=measure.loss,
-            grad_norm=float("nan") if norm is None else norm,
+            grad_norm=measure.gradient_norm,
             learning_rate=learning_rate(self._request.spec.optimizer, measure.step),
             tokens=self._request.tokens_per_step,
             seconds=measure.seconds,

@@ -69,9 +69,7 @@ def train_pipeline(
     for program in programs:
         values = initialise((*program.parameters, *program.buffers), seed)
         plane = TorchPlane(program, values, values, device=CPU, autocast=autocast)
-        host = StageHost(
-            program, plane, optimizer=optimizer, seed=seed, microbatches=microbatches
-        )
+        host = StageHost(program, plane, optimizer=optimizer, seed=seed, microbatches=microbatches)
         config = RunnerConfig(
             run="test",
             epoch=1,
@@ -121,9 +119,7 @@ def train_plain(
         },
         {"params": [p for p in parameters.values() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW(
-        groups, lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True
-    )
+    adamw = torch.optim.AdamW(groups, lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True)
     losses: list[float] = []
     norms: list[float | None] = []
     for step in range(steps):

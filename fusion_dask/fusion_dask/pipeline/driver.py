@@ -168,16 +168,23 @@ class Driver:
     def _gather(self, futures: Sequence["Future[StageResult]"]) -> list[StageResult]:
         pending = set(futures)
         while pending:
-            try:
-                done, pending = wait(pending, timeout=POLL_S, return_when="FIRST_COMPLETED")
-            except TimeoutError:
-                done = set()
+            done = self._wait(pending, POLL_S, "FIRST_COMPLETED")
+            pending -= done
             failed = [f for f in done if f.status != "finished"]
             self._raise_lost()
             if failed:
                 raise self._cause(futures)
         results: list[StageResult] = self._client.gather(list(futures))
         return results
+
+    def _wait(
+        self, futures: set["Future[StageResult]"], timeout_s: float, until: str
+    ) -> set["Future[StageResult]"]:
+        """The futures that have ended, after `timeout_s` at most."""
+        # `wait` looks for the current client; the driver's need not be it.
+        with contextlib.suppress(TimeoutError), self._client.as_current():
+            wait(list(futures), timeout=timeout_s, return_when=until)
+        return {f for f in futures if f.done()}
 
     def _raise_lost(self) -> None:
         lost = self._scheduler("fusion_lost", run=self._spec.run)
@@ -188,8 +195,7 @@ class Driver:
         """The first failure that is not the echo of another one."""
         if all(isinstance(e, NeighbourFailed) for e in _errors(futures)):
             # Only echoes so far: the stage that failed first is about to say why.
-            with contextlib.suppress(TimeoutError):
-                wait(list(futures), timeout=POLL_S * 10)
+            self._wait(set(futures), POLL_S * 10, "ALL_COMPLETED")
             self._raise_lost()
         errors = _errors(futures)
         own = [e for e in errors if not isinstance(e, NeighbourFailed)]

@@ -6,7 +6,7 @@ learning rate. Weight decay touches matrices only (at least two axes), as is usu
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +17,9 @@ __all__ = [
     "learning_rate",
     "load_state",
     "named_state",
-    "state_names",
 ]
 
-_SLOTS = ("exp_avg", "exp_avg_sq", "step")
+_SLOTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,11 @@ def build_optimizer(
 def named_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The optimizer's tensors as `name/slot`; empty before the first update."""
+    """The optimizer's tensors as `name/slot`; empty before the first update.
+
+    AdamW counts the updates of each parameter in a tensor of its own. All of them count the updates
+    of the stage, so they are not stored: thousands of tiny arrays cost more than the weights.
+    """
     return {
         f"{name}/{slot}": optimizer.state[parameter][slot]
         for name, parameter in parameters.items()
@@ -101,16 +104,13 @@ def load_state(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, torch.Tensor],
     tensors: Mapping[str, torch.Tensor],
+    updates: int,
 ) -> None:
-    """Put tensors named by `named_state` back."""
+    """Put tensors named by `named_state` back, as of a number of updates."""
     for name, parameter in parameters.items():
-        if f"{name}/step" in tensors:
+        if f"{name}/{_SLOTS[0]}" in tensors:
             state = {slot: tensors[f"{name}/{slot}"] for slot in _SLOTS}
+            state["step"] = torch.tensor(float(updates))
             optimizer.state[parameter] = {
                 slot: t.to(parameter.device, copy=True) for slot, t in state.items()
             }
-
-
-def state_names(names: Iterable[str]) -> list[str]:
-    """The names that `named_state` gives to the trainable parameters `names`."""
-    return [f"{name}/{slot}" for name in names for slot in _SLOTS]

@@ -20,7 +20,6 @@ from fusion_dask.worker.optimizer import (
     learning_rate,
     load_state,
     named_state,
-    state_names,
 )
 
 __all__ = ["StageHost"]
@@ -121,8 +120,11 @@ class StageHost:
         rate = learning_rate(self._config, step)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        for parameter in self._trainable.values():
+            # Every parameter takes part in every update, so that one count fits all of them.
+            parameter.grad = _gradient(parameter)
         gradients = [p.grad for p in self._trainable.values() if p.grad is not None]
-        if gradient_scale != 1.0 and gradients:
+        if gradient_scale != 1.0:
             torch._foreach_mul_(gradients, gradient_scale)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -143,13 +145,9 @@ class StageHost:
         buffers = {n: self.plane.buffers()[n] for n, _ in self.program.buffer_updates}
         return {**parameters, **slots, **buffers}
 
-    def optimizer_names(self) -> list[str]:
-        """Names of the optimizer's tensors for every trainable parameter held."""
-        return state_names(self._trainable)
-
     def restore(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over a checkpoint's optimizer state; parameters went into the plane before."""
-        load_state(self._optimizer, self._trainable, tensors)
+        load_state(self._optimizer, self._trainable, tensors, version)
         self.version = version
 
     def _check(self, step: int) -> None:

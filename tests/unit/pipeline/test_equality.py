@@ -4,17 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support.pipelines import RandomTokens, Trained, train_pipeline, train_plain
 
-from fusion_dask.graph.capture import capture
-from fusion_dask.graph.cost import annotate
 from fusion_dask.graph.cut import boundary_bytes, valid_positions
 from fusion_dask.graph.ir import Graph
 from fusion_dask.planner.partition import candidates, operator_seconds, partition
 from fusion_dask.worker.optimizer import OptimizerConfig
-from fusion_tasks.models import CausalLoss, initialise_model, load_config, meta_model
+from fusion_tasks.models import initialise_model
+from support.models import BATCH, CONTEXT, MICROBATCHES, VOCABULARY, tiny_gpt, tiny_graph
+from support.pipelines import RandomTokens, Trained, train_pipeline, train_plain
 
-BATCH, CONTEXT, VOCABULARY, MICROBATCHES = 2, 16, 61, 4
 OPTIMIZER = OptimizerConfig(
     learning_rate=3e-3, warmup_steps=3, total_steps=50, clip_norm=0.5, weight_decay=0.1
 )
@@ -28,18 +26,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def _model(dropout: float = 0.0) -> CausalLoss:
-    config = load_config(
-        "gpt", layers=3, width=32, heads=2, context=CONTEXT, vocab_size=VOCABULARY, dropout=dropout
-    )
-    return CausalLoss(meta_model(config))
-
-
-def _graph(model: CausalLoss) -> Graph:
-    ids = torch.zeros(BATCH, CONTEXT, dtype=torch.int64, device="meta")
-    return annotate(capture(model, {"input_ids": ids, "labels": ids.clone()}))
 
 
 def _positions(graph: Graph, stages: int) -> tuple[int, ...]:
@@ -62,16 +48,14 @@ def _train(graph: Graph, stages: int, steps: int, **options: object) -> Trained:
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return _graph(_model())
+    return tiny_graph()
 
 
 @pytest.fixture(scope="module")
 def plain(graph: Graph) -> Trained:
     torch.set_num_threads(1)
-    model = initialise_model(_model(), graph, 0)
-    return train_plain(
-        model, DATA, steps=50, microbatches=MICROBATCHES, optimizer=OPTIMIZER
-    )
+    model = initialise_model(tiny_gpt(), graph, 0)
+    return train_plain(model, DATA, steps=50, microbatches=MICROBATCHES, optimizer=OPTIMIZER)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
@@ -112,9 +96,9 @@ def test_as_many_stages_as_operators_with_parameters(graph: Graph, plain: Traine
 
 
 def test_dropout_draws_the_same_numbers_whatever_the_partition() -> None:
-    graph = _graph(_model(dropout=0.2))
+    graph = tiny_graph(0.2)
     one, two, four = (_train(graph, stages, 4) for stages in (1, 2, 4))
-    without = _train(_graph(_model()), 1, 4)
+    without = _train(tiny_graph(), 1, 4)
 
     assert two.losses[0] == one.losses[0]
     assert two.losses == pytest.approx(one.losses, rel=1e-6)
@@ -123,7 +107,7 @@ def test_dropout_draws_the_same_numbers_whatever_the_partition() -> None:
 
 
 def test_bfloat16_autocast_equals_the_plain_loop(graph: Graph) -> None:
-    model = initialise_model(_model(), graph, 0)
+    model = initialise_model(tiny_gpt(), graph, 0)
     plain = train_plain(
         model,
         DATA,
