@@ -12,9 +12,11 @@ Invariant: the module is left as it was found: training mode, hooks, parameters 
 
 import dataclasses
 import inspect
+import io
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from fusion_dask.graph.explain import explain, frame_of
 from fusion_dask.graph.ir import Buffer, Constant, Graph, Output, Parameter, Value
 
 __all__ = ["capture"]
+
+_CHATTY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 _Names = dict[str, str]  # placeholder of the exported program -> value name
 
@@ -80,6 +84,17 @@ def _check_inputs(module: nn.Module, example_inputs: Mapping[str, Tensor]) -> No
                 f"{type(module).__name__}.forward takes no input {name!r}; it takes "
                 f"{', '.join(accepted)}: name the example inputs accordingly"
             )
+    missing = [
+        name
+        for name, p in accepted.items()
+        if p.default is p.empty
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        and name not in example_inputs
+    ]
+    if missing:
+        raise CaptureError(
+            f"{type(module).__name__}.forward needs {', '.join(missing)}: give an example of each"
+        )
 
 
 @contextmanager
@@ -112,11 +127,22 @@ def _dataclass_outputs(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what torch 2.13 warns about itself during export."""
-    with warnings.catch_warnings():
+    """Silence what torch says about itself during export: a failure is told by our own error.
+
+    torch 2.13 warns of its own deprecated calls, logs each guard and prints the graph so far.
+    """
+    loggers = [logging.getLogger(name) for name in _CHATTY]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\..*")
-        yield
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def _export(module: nn.Module, example_inputs: Mapping[str, Tensor]) -> ExportedProgram:
