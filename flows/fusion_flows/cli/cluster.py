@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -83,7 +82,8 @@ def _start_scheduler(
     command = [*PYTHON, "distributed.cli.dask_scheduler", "--host", LOOPBACK, "--port", str(port)]
     return group.start(
         "scheduler",
-        [*command, *dashboard, *_preload("fusion_dask.broker")],
+        # Prefect too: the first task graph that arrives names it, and the import takes seconds.
+        [*command, *dashboard, "--preload", "fusion_dask.broker", "--preload", "prefect_dask"],
         environment=environment,
     )
 
@@ -94,12 +94,13 @@ def _start_workers(
     """Start one worker for each share of the machine."""
     fixed = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"]
     fixed += ["--host", LOOPBACK, "--local-directory", str(group.folder)]
-    fixed += ["--death-timeout", str(DEATH_TIMEOUT_S), *_preload("fusion_dask.worker")]
+    fixed += ["--death-timeout", str(DEATH_TIMEOUT_S)]
+    fixed += ["--preload", "fusion_dask.worker", "--preload", "fusion_flows.cli.runlog"]
     return [
         group.start(
             f"w{index}",
             [*PYTHON, "distributed.cli.dask_worker", address, "--name", f"w{index}", *fixed],
-            environment={**environment, **share.as_environment()},
+            environment={**environment, **share.as_environment(), "PYTHONUNBUFFERED": "1"},
             # What a task of the person prints is for the person.
             shares_stdout=True,
         )
@@ -119,12 +120,9 @@ def _start_prefect(group: ProcessGroup, port: int, environment: Mapping[str, str
         "Prefect server",
         [*PYTHON, "prefect", "server", "start", "--host", LOOPBACK, "--port", str(port)],
         environment=server,
+        ask_to_end=True,
         inherit_fds=[] if claimed.lock is None else [claimed.lock],
     )
     if claimed.lock is not None:
         os.close(claimed.lock)
     return child
-
-
-def _preload(module: str) -> list[str]:
-    return ["--preload", module] if find_spec(module) else []

@@ -82,6 +82,7 @@ class ProcessGroup:
         *,
         environment: Mapping[str, str],
         shares_stdout: bool = False,
+        ask_to_end: bool = False,
         inherit_fds: Sequence[int] = (),
     ) -> Child:
         """Start one process.
@@ -89,21 +90,25 @@ class ProcessGroup:
         Args:
             name: Unique name, also that of its log.
             command: Program and arguments.
-            environment: All of its environment.
+            environment: All of its environment but the place for temporary files, which is ours.
             shares_stdout: Whether it prints where we print; its log holds stderr only then.
+            ask_to_end: Whether it has something to write when it ends.
             inherit_fds: Open files to keep open in it.
         """
         path = self.folder / f"{name}.log"
         with path.open("wb") as log:
             process = subprocess.Popen(
                 list(command),
-                env=dict(environment),
+                # Also what libraries drop there goes when the run goes.
+                env={**environment, "TMPDIR": str(self.folder)},
                 pass_fds=list(inherit_fds),
                 process_group=self._guard.pid,
                 stdin=subprocess.DEVNULL,
                 stdout=None if shares_stdout else log,
                 stderr=log,
             )
+        if ask_to_end:
+            os.write(self._writer, f"{process.pid}\n".encode())
         child = Child(name=name, process=process, log=path)
         self.children.append(child)
         return child

@@ -17,32 +17,44 @@ import sys
 import time
 from collections.abc import Sequence
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 __all__ = ["GRACE_S", "main"]
 
-# From SIGTERM to SIGKILL: the Prefect server needs about a second to write what it still holds.
+# For those that have something to write: the Prefect server takes 0.3 s on a busy machine.
 GRACE_S = 4.0
 POLL_S = 0.02
 
 
 def main(pipe: int, folders: Sequence[str]) -> None:
-    """Wait for end of file on `pipe`, then end the group and remove `folders`."""
+    """Wait for end of file on `pipe`, then end the group and remove `folders`.
+
+    Args:
+        pipe: What arrives on it are the ids, one a line, of the processes to ask before they are
+            killed; the others have nothing to lose and some take seconds to close.
+        folders: To remove at the end.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    while os.read(pipe, 1):
-        pass
-    doomed = _members()
-    _signal(doomed, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
-    while any(map(_alive, doomed)) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    doomed |= _members()
-    _signal(doomed, signal.SIGKILL)
-    while any(map(_alive, doomed)) and time.monotonic() < deadline + GRACE_S:
-        time.sleep(POLL_S)
+    told = b""
+    while part := os.read(pipe, 4096):
+        told += part
+    everybody = _members()
+    asked = {process for process in everybody if str(process.pid).encode() in told.split()}
+    _signal(asked, signal.SIGTERM)
+    _signal(everybody - asked, signal.SIGKILL)
+    _wait(asked)
+    everybody |= _members()
+    _signal(everybody, signal.SIGKILL)
+    _wait(everybody)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait(processes: set[psutil.Process]) -> None:
+    deadline = time.monotonic() + GRACE_S
+    while any(map(_alive, processes)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def _members() -> set[psutil.Process]:
@@ -59,7 +71,7 @@ def _members() -> set[psutil.Process]:
 
 def _alive(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 

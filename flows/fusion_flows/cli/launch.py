@@ -14,9 +14,10 @@ from typing import Any
 from rich.console import Console
 
 from fusion_dask.errors import FusionError
-from fusion_flows.cli import cluster, parameters, procedure, readiness, targets
+from fusion_flows.cli import cluster, parameters, procedure, readiness, runlog, targets
 from fusion_flows.cli.errors import ChildLost, InputError
 from fusion_flows.cli.group import ProcessGroup
+from fusion_flows.cli.location import Location
 from fusion_flows.cli.monitor import Monitor
 from fusion_flows.cli.plan import Plan, Request
 from fusion_flows.cli.signals import Interrupted
@@ -26,7 +27,7 @@ from fusion_storage.errors import StorageError
 __all__ = ["launch"]
 
 
-def launch(request: Request, plan: Plan) -> int:
+def launch(request: Request, location: Location, plan: Plan) -> int:
     """Run the flow of a request.
 
     Returns:
@@ -36,7 +37,8 @@ def launch(request: Request, plan: Plan) -> int:
         CliError: Something else is wrong than the flow.
     """
     console = Console(stderr=True)
-    target = targets.resolve(request.target)
+    runlog.install()
+    target = targets.resolve(location)
     arguments = _arguments(target, request)
     if plan.scheduler_port is None:
         readiness.probe_cluster(plan.cluster)
@@ -85,8 +87,8 @@ def _start(plan: Plan, console: Console) -> cluster.Cluster:
 
 
 def _report(console: Console, target: Target, error: Exception) -> None:
-    if not isinstance(error, FusionError | StorageError):
-        print(procedure.excerpt(error), file=sys.stderr)  # noqa: T201
     message = " ".join(str(error).split())
-    kind = "" if isinstance(error, FusionError | StorageError) else f"{type(error).__name__}: "
-    console.print(f"error: {target.name} failed: {kind}{message}", markup=False, soft_wrap=True)
+    if not isinstance(error, FusionError | StorageError):
+        print(procedure.excerpt(error, target), file=sys.stderr)  # noqa: T201
+        message = f"{target.name} failed with {type(error).__name__}: {message}"
+    console.print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)

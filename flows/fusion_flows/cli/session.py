@@ -3,13 +3,16 @@
 Covers: what has to happen before Prefect and Dask are imported, since they read the environment
 then, and how an interrupted run ends. Not covered: the run itself (`launch.py`).
 
-Invariant: bad options are found before the slow imports.
+Invariant: what can be checked without the slow imports is checked before them.
 """
 
 import os
 import sys
+from pathlib import Path
 
 from fusion_flows.cli import environment, ports, signals, store
+from fusion_flows.cli.errors import InputError
+from fusion_flows.cli.location import locate
 from fusion_flows.cli.plan import Machine, Request, decide
 
 __all__ = ["execute"]
@@ -36,6 +39,7 @@ def execute(request: Request) -> int:
 
 
 def _execute(request: Request) -> int:
+    location = locate(request.target)
     machine = Machine(
         cores=environment.visible_cores(),
         gpus=environment.visible_gpus(os.environ),
@@ -45,7 +49,18 @@ def _execute(request: Request) -> int:
     asked = {"--prefect-port": request.prefect_port, "--dashboard-port": request.dashboard_port}
     ports.check_free({option: port for option, port in asked.items() if port is not None})
     store.check_writable(plan.environment["FUSION_STORE"])
+    _make_home(plan.prefect_home)
     os.environ.update(plan.environment)
     from fusion_flows.cli.launch import launch
 
-    return launch(request, plan)
+    return launch(request, location, plan)
+
+
+def _make_home(folder: Path) -> None:
+    """Make what outlives a run; Prefect only warns and then fails in strange ways."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be made ({error.strerror}); set FUSION_HOME to a folder of yours"
+        ) from None

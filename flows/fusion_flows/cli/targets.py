@@ -1,28 +1,25 @@
-"""From what a person typed to a Prefect flow.
+"""From a location to a Prefect flow.
 
-Covers: built-in procedures by name, and `file.py` or `file.py:name` with any flow in it, loaded as
-`python file.py` would load it. Not covered: its parameters (`parameters.py`).
+Covers: loading a file as `python file.py` would, choosing its flow, and finding the modules of its
+author beside it. Not covered: the flow's parameters (`parameters.py`).
 
 Invariant: a target that cannot be run is an InputError that lists what there is.
 """
 
 import sys
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, Final
 
 from prefect import Flow
 
 from fusion_flows.cli.errors import InputError
+from fusion_flows.cli.location import Location
 
-__all__ = ["BUILT_IN", "Target", "resolve"]
-
-# Name of the procedure -> module; its flow carries the same name.
-BUILT_IN: Final = MappingProxyType({"pretrain": "fusion_flows.pretrain"})
+__all__ = ["Target", "resolve"]
 
 # Every worker has these, also when a flow lies beside them.
 OURS: Final = frozenset({"fusion_flows", "fusion_tasks", "fusion_dask", "fusion_storage"})
@@ -37,24 +34,20 @@ class Target:
     own_modules: tuple[ModuleType, ...]
 
 
-def resolve(text: str) -> Target:
-    """Find and load the flow that `text` names.
+def resolve(location: Location) -> Target:
+    """Load the flow at a location.
 
     Raises:
-        InputError: There is no such procedure, file or flow, or the file does not load.
+        InputError: There is no such flow, or the file does not load.
     """
-    if text in BUILT_IN:
-        flow = getattr(import_module(BUILT_IN[text]), text)
-        return Target(name=text, flow=flow, own_modules=())
-    file_name, _, flow_name = text.partition(":")
-    path = Path(file_name).expanduser()
-    if path.suffix != ".py":
-        raise InputError(_no_such(text))
-    if not path.is_file():
-        raise InputError(f"there is no file {file_name}; {_usage()}")
-    module = _load(path.resolve())
-    name, flow = _pick(module, flow_name, file_name)
-    return Target(name=name, flow=flow, own_modules=_siblings(module, path.resolve().parent))
+    if location.path is None:
+        assert location.module is not None
+        assert location.flow_name is not None
+        flow = getattr(import_module(location.module), location.flow_name)
+        return Target(name=location.flow_name, flow=flow, own_modules=())
+    module = _load(location.path)
+    name, flow = _pick(module, location)
+    return Target(name=name, flow=flow, own_modules=_siblings(module, location.path.parent))
 
 
 def _load(path: Path) -> ModuleType:
@@ -90,21 +83,22 @@ def _line_of(error: BaseException, path: Path) -> str:
     return "" if line is None else f" (line {line})"
 
 
-def _pick(module: ModuleType, wanted: str, file_name: str) -> tuple[str, Flow[..., Any]]:
+def _pick(module: ModuleType, location: Location) -> tuple[str, Flow[..., Any]]:
     flows = {name: value for name, value in vars(module).items() if isinstance(value, Flow)}
-    listed = ", ".join(sorted(flows))
-    if wanted:
-        if wanted not in flows:
-            what = f"its flows are: {listed}" if flows else "it has no flow at all"
-            raise InputError(f"{file_name} has no flow named {wanted}; {what}")
+    wanted, file_name = location.flow_name, location.text
+    if wanted in flows:
         return wanted, flows[wanted]
     if not flows:
         raise InputError(f"{file_name} has no flow; decorate a function with @flow from prefect")
-    if len(flows) > 1:
-        flows = {n: f for n, f in flows.items() if f.fn.__module__ == module.__name__} or flows
-    if len(flows) > 1:
+    listed = ", ".join(sorted(flows))
+    if wanted is not None:
+        raise InputError(f"{file_name} has no flow named {wanted}; its flows are: {listed}")
+    # A flow that was imported to be called by the file's own one does not count.
+    own = {n: flow for n, flow in flows.items() if flow.fn.__module__ == module.__name__}
+    candidates = own or flows
+    if len(candidates) > 1:
         raise InputError(f"{file_name} has several flows; pick one as {file_name}:NAME of {listed}")
-    return next(iter(flows.items()))
+    return next(iter(candidates.items()))
 
 
 def _siblings(module: ModuleType, folder: Path) -> tuple[ModuleType, ...]:
@@ -122,15 +116,3 @@ def _siblings(module: ModuleType, folder: Path) -> tuple[ModuleType, ...]:
 
 def _top_level_of(place: Path) -> Path:
     return place.parent.parent if place.name == "__init__.py" else place.parent
-
-
-def _no_such(text: str) -> str:
-    close = get_close_matches(text, BUILT_IN, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"there is no procedure named {text}; {hint}{_usage()}"
-
-
-def _usage() -> str:
-    return (
-        f"TARGET is one of {', '.join(sorted(BUILT_IN))}, or a file: my/flow.py or my/flow.py:name"
-    )
