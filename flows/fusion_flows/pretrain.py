@@ -12,11 +12,18 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from distributed import Client
 from prefect import flow
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 from rich.console import Console
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
 
@@ -45,19 +52,36 @@ from fusion_tasks.train import Trained, TrainRequest, past_steps, train
 __all__ = ["PretrainConfig", "PretrainResult", "pretrain"]
 
 
+def _existing(path: str | None, info: ValidationInfo) -> str | None:
+    """A path that is there, unless the run was prepared long ago and needs it no more."""
+    if path is not None and info.context is not _RESUMING and not Path(path).expanduser().exists():
+        raise ValueError(f"there is no file or folder {path}")
+    return path
+
+
+def _known_model(model: str, info: ValidationInfo) -> str:
+    if model != "gpt":
+        _existing(model, info)
+    return model
+
+
+#: The validation context of a run that goes on: what it was made from may be gone by now.
+_RESUMING = {"resuming": True}
+
+
 class PretrainConfig(BaseModel):
     """Everything that decides what `pretrain` computes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    data: str | None = Field(
+    data: Annotated[str | None, AfterValidator(_existing)] = Field(
         None,
         description="File or folder of UTF-8 text; by default the Python standard library's sources.",
     )
-    tokenizer: str | None = Field(
+    tokenizer: Annotated[str | None, AfterValidator(_existing)] = Field(
         None, description="A tokenizers file or tokenizer folder; by default one token per byte."
     )
-    model: str = Field(
+    model: Annotated[str, AfterValidator(_known_model)] = Field(
         "gpt",
         description="'gpt' for a GPT-style decoder of the sizes below, or a Hugging Face folder or "
         "config.json of any causal language model.",
@@ -227,7 +251,7 @@ def _recall(run: str, store: Store, settings: Settings) -> _Prepared:
     record = read_run(store, run)
     if record.get("procedure") != "pretrain":
         raise FusionError(f"run {run} is not a run of pretrain; it is {record.get('procedure')!r}")
-    config = PretrainConfig(**record["config"])
+    config = PretrainConfig.model_validate(record["config"], context=_RESUMING)
     output = Path(record["output"])
     check_output(output)
     values = dict(record["model"])
@@ -333,7 +357,7 @@ def _finish(
         history,
         trained.stages,
         wall_s=time.monotonic() - begin,
-        picture=prepared.output / "loss.png",
+        folder=prepared.output,
     )
     console.print(summary.rich())
     console.print(f"model: {model}\nloss curve: {prepared.output / 'loss.png'}", highlight=False)

@@ -52,7 +52,7 @@ def report_run(
     stages: Sequence[StageReport],
     *,
     wall_s: float,
-    picture: Path,
+    folder: Path,
 ) -> Summary:
     """Draw the loss curve, make the summary, and keep both as Prefect artifacts.
 
@@ -61,10 +61,11 @@ def report_run(
         history: The run's steps and evaluations.
         stages: Where the stages' time went.
         wall_s: Wall time of the procedure so far.
-        picture: The PNG to write.
+        folder: Gets `loss.png` and `summary.md`.
     """
-    loss_curve_png(history, picture)
+    picture = loss_curve_png(history, folder / "loss.png")
     summary = summary_table(history, stages, wall_s=wall_s)
+    (folder / "summary.md").write_text(summary.markdown(), encoding="utf-8")
     data = base64.b64encode(picture.read_bytes()).decode()
     create_image_artifact(
         image_url=f"data:image/png;base64,{data}", key=f"{run}-loss", description="Loss curve"
