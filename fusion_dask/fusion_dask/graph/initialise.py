@@ -30,6 +30,10 @@ INIT_OPS: Mapping[str, int] = {
     "normal_": 2,
     "uniform_": 2,
     "exponential_": 1,
+    "trunc_normal_": 4,
+    "orthogonal_": 1,
+    "eye_": 0,
+    "dirac_": 1,
     "fill_": 1,
     "mul_": 1,
     "add_": 1,
@@ -44,7 +48,9 @@ _DEFAULTS: Mapping[str, tuple[float, ...]] = {
     "exponential_": (1.0,),
     "clamp_": (float("-inf"), float("inf")),
 }
-_OVERWRITES = frozenset({"normal_", "uniform_", "exponential_", "fill_"})
+_OVERWRITES = frozenset(INIT_OPS) - {"mul_", "add_", "clamp_", "erfinv_"}
+_WHOLE = frozenset({"trunc_normal_", "orthogonal_", "eye_", "dirac_"})
+"""Functions of torch.nn.init that read what they write; recorded as calls, not as operations."""
 
 
 def storage_key(tensor: Tensor) -> tuple[object, ...]:
@@ -61,7 +67,13 @@ def record(module: nn.Module) -> dict[str, Steps]:
     that number. What is missing from the result, or empty, cannot be initialised by name.
     """
     recorder = _Recorder(module)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), _forget_loaded(module), recorder:
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+        _forget_loaded(module),
+        recorder,
+        recorder.whole_functions(),
+    ):
         _apply_resets(module)
         _apply_init_weights(module, None)
     return recorder.result()
@@ -116,11 +128,26 @@ def _value(part: Parameter | Buffer, seed: int) -> Tensor:
 def _apply_step(target: Tensor, step: InitStep, generator: torch.Generator) -> None:
     if step.op not in INIT_OPS or len(step.args) != INIT_OPS[step.op]:
         raise CaptureError(f"{step.op[:40]!r} is not an initialisation that can be replayed")
+    if step.op in _WHOLE:
+        _apply_whole(target, step, generator)
+        return
     operation = getattr(target, step.op)
     if step.op in ("normal_", "uniform_", "exponential_"):
         operation(*step.args, generator=generator)
     else:
         operation(*step.args)
+
+
+def _apply_whole(target: Tensor, step: InitStep, generator: torch.Generator) -> None:
+    if step.op == "dirac_":
+        nn.init.dirac_(target, groups=int(step.args[0]))
+    elif step.op == "eye_":
+        nn.init.eye_(target)
+    elif step.op == "orthogonal_":
+        nn.init.orthogonal_(target, gain=step.args[0], generator=generator)
+    else:
+        mean, std, low, high = step.args
+        nn.init.trunc_normal_(target, mean, std, low, high, generator=generator)
 
 
 @contextmanager
@@ -171,6 +198,41 @@ class _Recorder(TorchDispatchMode):
         self._tensors: dict[str, Tensor] = dict(named)
         self._by_storage = {t.untyped_storage()._cdata: name for name, t in reversed(named)}
         self._steps: dict[str, list[InitStep] | None] = {}
+
+    @contextmanager
+    def whole_functions(self) -> Iterator[None]:
+        """Record calls of the functions whose operations depend on what they have written."""
+
+        def trunc_normal(
+            tensor: Tensor, mean: float, std: float, a: float, b: float, generator: object = None
+        ) -> Tensor:
+            return self._whole(tensor, "trunc_normal_", mean, std, a, b)
+
+        def orthogonal(tensor: Tensor, gain: float = 1, generator: object = None) -> Tensor:
+            return self._whole(tensor, "orthogonal_", gain)
+
+        replacements: dict[str, Callable[..., Tensor]] = {
+            "_no_grad_trunc_normal_": trunc_normal,
+            "orthogonal_": orthogonal,
+            "eye_": lambda tensor: self._whole(tensor, "eye_"),
+            "dirac_": lambda tensor, groups=1: self._whole(tensor, "dirac_", groups),
+        }
+        originals = {name: getattr(nn.init, name) for name in replacements}
+        for name, function in replacements.items():
+            setattr(nn.init, name, function)
+        try:
+            yield
+        finally:
+            for name, function in originals.items():
+                setattr(nn.init, name, function)
+
+    def _whole(self, tensor: Tensor, op: str, *args: float) -> Tensor:
+        name = self._by_storage.get(tensor.untyped_storage()._cdata)
+        if name is not None:
+            rows = _rows(self._tensors[name], tensor)
+            step = InitStep(op=op, args=tuple(map(float, args)))
+            self._steps[name] = [step] if rows is None else None
+        return tensor
 
     def result(self) -> dict[str, Steps]:
         found = {name: tuple(steps or ()) for name, steps in self._steps.items()}
