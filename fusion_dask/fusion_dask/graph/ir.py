@@ -4,7 +4,7 @@ Everything here is plain immutable data: no tensor, no torch module, no callable
 `capture` makes of a model, a stage program is what `cut` makes of a graph and what travels to a
 worker. Planes give them meaning.
 
-Invariants (checked by `Graph.validate`):
+Invariants (checked by `validate.validate_graph`):
 
 - operators are in topological order, and every value has one producer;
 - value names are unique across inputs, parameters, buffers, constants and operators;
