@@ -27,9 +27,12 @@ from fusion_dask.graph.ir import (
     TensorSpec,
     Value,
 )
-from fusion_dask.graph.operators import resolve, tag_value
+from fusion_dask.graph.operators import bound_arguments, resolve, tag_value
 
 __all__ = ["Leaf", "call_arguments", "check_shapes", "empty_tensor", "leaves"]
+
+_SPLITS = frozenset({"split", "unsafe_split", "chunk", "unsafe_chunk", "unbind"})
+_FEW_PIECES = 4096  # so many are cheap to make; what does not match is found afterwards
 
 Leaf = Value | Parameter | Buffer | Constant
 
@@ -76,7 +79,27 @@ def call_arguments(
     return [real(a) for a in operator.args], {key: real(a) for key, a in operator.kwargs}
 
 
+def _check_count(operator: Operator, values: dict[str, Any]) -> None:
+    """Refuse a split into far more pieces than are declared before making them."""
+    name = operator.target.split(".")[1]
+    if name not in _SPLITS:
+        return
+    bound = bound_arguments(operator)
+    source, dim = bound.get("self"), bound.get("dim", 0)
+    if not isinstance(source, Ref) or type(dim) is not int:
+        raise ProgramError(f"operator {operator.name!r} does not fit its arguments: it is damaged")
+    shape = values[source.name].shape
+    size = shape[dim] if -len(shape) <= dim < len(shape) else 0
+    part = bound.get("split_size", bound.get("chunks", 1))
+    pieces = size
+    if type(part) is int and part > 0:
+        pieces = min(part, size) if "chunks" in bound else -(-size // part)
+    if pieces > max(len(operator.outputs), _FEW_PIECES):
+        raise ProgramError(f"operator {operator.name!r} makes {pieces} values: it is damaged")
+
+
 def _run(operator: Operator, values: dict[str, Any]) -> None:
+    _check_count(operator, values)
     args, kwargs = call_arguments(operator, values, "cpu")
     try:
         made = resolve(operator.target)(*args, **kwargs)

@@ -20,6 +20,7 @@ from fusion_dask.graph.ir import Argument, Operator, Tag
 __all__ = [
     "ALLOWED",
     "TAG_NAMES",
+    "bound_arguments",
     "draws_random_numbers",
     "is_allowed",
     "resolve",
@@ -197,8 +198,8 @@ def tag_value(tag: Tag, device: torch.device | str) -> Any:  # noqa: ANN401 - fo
     return torch.device(device) if tag.kind == "device" else names[tag.name]
 
 
-def _bound(operator: Operator) -> dict[str, Argument]:
-    """Arguments by schema name."""
+def bound_arguments(operator: Operator) -> dict[str, Argument]:
+    """The arguments of a call by their names in the schema, defaults included."""
     arguments = schema(operator.target).arguments
     bound: dict[str, Argument] = {
         a.name: a.default_value for a in arguments if a.has_default_value()
@@ -215,12 +216,12 @@ def draws_random_numbers(operator: Operator) -> bool:
     """
     name = operator.target.split(".")[1]
     if name == "scaled_dot_product_attention":
-        p = _bound(operator).get("dropout_p", 0.0)
+        p = bound_arguments(operator).get("dropout_p", 0.0)
         return isinstance(p, int | float) and p > 0
     found = _lookup(operator.target)
     if found is None or torch.Tag.nondeterministic_seeded not in found.tags:
         return False
-    bound = _bound(operator)
+    bound = bound_arguments(operator)
     if "dropout" in name or name == "rrelu":
         training = bound.get("train", bound.get("training", True))
         return training is not False and bound.get("p", bound.get("dropout", 1.0)) != 0

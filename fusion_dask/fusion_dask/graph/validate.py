@@ -27,7 +27,7 @@ from fusion_dask.graph.ir import (
     TensorSpec,
     Value,
 )
-from fusion_dask.graph.operators import resolve, schema, tag_value
+from fusion_dask.graph.operators import draws_random_numbers, resolve, schema, tag_value
 
 __all__ = ["LIMITS", "Limits", "validate_graph", "validate_program"]
 
@@ -37,7 +37,7 @@ class Limits:
     """How large a program may be. Larger ones are refused before they are read further."""
 
     packed_bytes: int = 64 << 20
-    text_bytes: int = 512 << 20
+    text_bytes: int = 128 << 20
     operators: int = 200_000
     rank: int = 12
     numel: int = 1 << 36
@@ -90,6 +90,7 @@ def _validate(program: Graph | StageProgram, *, received: Iterable[Value]) -> No
     arriving = tuple(received)
     for spec in _specs(program, arriving):
         _check_spec(spec)
+    _check_gradients(program, arriving)
     _check_data(program.constants, program.buffers)
     stateful: list[Parameter | Buffer] = [*program.parameters, *program.buffers]
     for part in stateful:
@@ -137,6 +138,15 @@ def _check_spec(spec: TensorSpec) -> None:
     _require(spec.numel <= LIMITS.numel, "a tensor is too large")
 
 
+def _check_gradients(program: Graph | StageProgram, received: Iterable[Value]) -> None:
+    made = [v for o in program.operators for v in o.outputs if v is not None]
+    for value in (*program.inputs, *received, *made):
+        _require(
+            not value.grad or value.spec.dtype.startswith(("float", "bfloat", "complex")),
+            f"value {value.name!r} of integers cannot carry a gradient",
+        )
+
+
 def _check_data(constants: Iterable[Constant], buffers: Iterable[Buffer]) -> None:
     filled: list[Constant | Buffer] = [*constants, *(b for b in buffers if b.data)]
     for part in filled:
@@ -160,6 +170,10 @@ def _check_operator(operator: Operator, known: set[str]) -> None:
     resolve(operator.target)
     for name in operator.inputs:
         _require(name in known, f"operator {operator.name!r} reads {name!r} before it is made")
+    _require(
+        operator.random == draws_random_numbers(operator),
+        f"operator {operator.name!r} hides that it is random",
+    )
     _require(bool(operator.outputs), f"operator {operator.name!r} makes nothing")
     for argument in (*operator.args, *(value for _, value in operator.kwargs)):
         _check_tags(argument)

@@ -167,8 +167,40 @@ def _nested(body: dict[str, Any]) -> None:
     body["operators"][0]["args"].append(value)
 
 
+def _pieces(body: dict[str, Any]) -> None:
+    body["inputs"][0]["spec"]["shape"] = [1 << 34]
+    body["operators"].insert(
+        0,
+        {
+            "name": "bomb",
+            "target": "aten.unbind.int",
+            "args": [{"r": body["inputs"][0]["name"]}],
+            "outputs": [{"name": "bomb", "spec": {"shape": [], "dtype": "float32"}}],
+        },
+    )
+
+
+def _unkeyed(body: dict[str, Any]) -> None:
+    name = body["inputs"][0]["name"]
+    body["operators"].insert(
+        0,
+        {
+            "name": "noise",
+            "target": "aten.rand_like.default",
+            "args": [{"r": name}],
+            "outputs": [{"name": "noise", "spec": body["inputs"][0]["spec"]}],
+        },
+    )
+
+
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "memory bomb": (_huge, "declared"),
+    "too many pieces": (_pieces, "makes 17179869184 values"),
+    "random without a key": (_unkeyed, "random"),
+    "gradient of integers": (
+        lambda b: b["inputs"][0].update(grad=True, spec={"shape": [3, 4], "dtype": "int64"}),
+        "cannot carry a gradient",
+    ),
     "operator reads itself": (_loop, "before it is made"),
     "wrong declared shape": (_wrong_shape, "declared"),
     "deep nesting": (_nested, "nested"),
