@@ -41,7 +41,9 @@ def launch(request: Request, location: Location, plan: Plan) -> int:
     target = targets.resolve(location)
     arguments = _arguments(target, request)
     if plan.scheduler_port is None:
-        readiness.probe_cluster(plan.cluster)
+        found = readiness.probe_cluster(plan.cluster)
+        if plan.prefect_port is not None:
+            readiness.check_reach(plan.cluster, found)
     if plan.prefect_port is None:
         readiness.probe_prefect(plan.prefect_url)
     children = _start(plan, console)

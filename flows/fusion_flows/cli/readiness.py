@@ -9,10 +9,11 @@ Invariant: every wait has a deadline and ends at once when a child that is waite
 import asyncio
 import http.client
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import psutil  # type: ignore[import-untyped]
 from distributed import rpc
 
 from fusion_flows.cli.cluster import Cluster
@@ -20,10 +21,17 @@ from fusion_flows.cli.errors import InputError, StartError
 from fusion_flows.cli.group import Child
 from fusion_flows.cli.plan import Plan
 
-__all__ = ["identity", "is_healthy", "probe_cluster", "probe_prefect", "wait_until_ready"]
+__all__ = [
+    "check_reach",
+    "identity",
+    "is_healthy",
+    "probe_cluster",
+    "probe_prefect",
+    "wait_until_ready",
+]
 
 START_TIMEOUT_S: Final = 90.0
-PROBE_TIMEOUT_S: Final = 4.0
+PROBE_TIMEOUT_S: Final = 3.0
 POLL_S: Final = 0.05
 
 
@@ -84,7 +92,8 @@ def identity(address: str, timeout_s: float = 1.0) -> dict[str, Any] | None:
 
     try:
         return asyncio.run(asyncio.wait_for(ask(), timeout_s))
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, MemoryError):
+        # MemoryError: another protocol answers, and its greeting reads as an enormous length.
         return None
 
 
@@ -106,6 +115,21 @@ def probe_cluster(address: str) -> dict[str, Any]:
             "from here? Leave the option away to start a cluster on this machine"
         )
     return answer
+
+
+def check_reach(cluster: str, identity: Mapping[str, Any]) -> None:
+    """Refuse workers of other machines if the Prefect server is to listen on the loopback.
+
+    Raises:
+        InputError: There are such workers.
+    """
+    here = {address.address for card in psutil.net_if_addrs().values() for address in card}
+    hosts = {urlsplit(worker).hostname or "" for worker in identity["workers"]}
+    if strangers := sorted(hosts - here):
+        raise InputError(
+            f"--cluster {cluster}: its workers on {', '.join(strangers)} cannot reach a Prefect "
+            "server that is started here; set PREFECT_API_URL to one that they can reach"
+        )
 
 
 def probe_prefect(url: str) -> None:

@@ -56,8 +56,7 @@ def run(  # noqa: PLR0913 - one argument an option
 ) -> None:
     """Run a flow: a built-in procedure or any Prefect flow of yours.
 
-    With no cluster given, workers, a Dask scheduler and a Prefect server are started on this machine
-    and ended afterwards.
+    With no cluster given, Dask and Prefect are started on this machine and ended afterwards.
     """
     # Prefect and Dask take seconds to import, and they read the environment that is set here.
     from fusion_flows.cli.plan import Request

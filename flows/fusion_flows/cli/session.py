@@ -8,6 +8,7 @@ Invariant: what can be checked without the slow imports is checked before them.
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from fusion_flows.cli import environment, ports, signals, store
@@ -48,6 +49,8 @@ def _execute(request: Request) -> int:
     plan = decide(request, os.environ, machine)
     asked = {"--prefect-port": request.prefect_port, "--dashboard-port": request.dashboard_port}
     ports.check_free({option: port for option, port in asked.items() if port is not None})
+    if request.dashboard_port is not None and find_spec("bokeh") is None:
+        raise InputError("--dashboard-port: Dask's dashboard needs bokeh; pip install bokeh")
     store.check_writable(plan.environment["FUSION_STORE"])
     _make_home(plan.prefect_home)
     os.environ.update(plan.environment)

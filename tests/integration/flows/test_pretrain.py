@@ -161,11 +161,11 @@ def test_bad_input_is_one_line_with_what_to_do(shell: Shell, name: str) -> None:
 
 def test_what_the_text_or_the_model_cannot_do_is_one_line(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
-    cases = {
-        "data": ({"data": tmp_path / "empty.txt"}, "empty"),
-        "stages": ({"stages": 40}, "40 stages need 40 workers"),
-    }
-    for settings, expected in cases.values():
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"data": tmp_path / "empty.txt"}, "empty"),
+        ({"stages": 40}, "40 stages need 40 workers"),
+    ]
+    for settings, expected in cases:
         code, output = shell.run(*shell.pretrain(**settings))
         errors = [line for line in output.splitlines() if line.startswith("error: ")]
         assert code == 1, output

@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusion_dask.config import DASK_CONFIG, as_environment
+from fusion_flows.cli import environment
+from fusion_flows.cli.errors import InputError
+from fusion_flows.cli.plan import Machine, Plan, Request, decide
+from fusion_tasks import settings
+
+MACHINE = Machine(cores=[0, 1, 2, 3], gpus=[], free_ports=(7001, 7002))
+HOME = {"FUSION_HOME": "/home/of/fusion"}
+
+
+def plan(request: Request, environ: dict[str, str] | None = None) -> Plan:
+    return decide(request, HOME | (environ or {}), MACHINE)
+
+
+def test_everything_is_embedded_by_default() -> None:
+    made = plan(Request(target="x"))
+    assert (made.cluster, made.scheduler_port) == ("tcp://127.0.0.1:7001", 7001)
+    assert (made.prefect_url, made.prefect_port) == ("http://127.0.0.1:7002/api", 7002)
+    assert [(share.cores, share.threads) for share in made.shares] == [((0, 1), 2), ((2, 3), 2)]
+    assert made.environment["FUSION_STORE"] == "/home/of/fusion/store"
+    assert made.prefect_home == Path("/home/of/fusion/prefect")
+    assert made.environment["HF_HUB_OFFLINE"] == "1"
+    assert as_environment().items() <= made.environment.items()
+
+
+def test_an_argument_beats_the_environment_which_beats_the_default() -> None:
+    environ = {"FUSION_CLUSTER": "tcp://a:1", "FUSION_STORE": "/s", "PREFECT_API_URL": "http://p"}
+    made = plan(Request(target="x"), environ)
+    assert (made.cluster, made.scheduler_port, made.shares) == ("tcp://a:1", None, ())
+    assert (made.prefect_url, made.prefect_port) == ("http://p", None)
+    assert made.environment["FUSION_STORE"] == "/s"
+    asked = Request(target="x", cluster="tcp://b:2", store="s3://t", prefect_port=9)
+    made = plan(asked, environ)
+    assert made.cluster == made.environment["FUSION_CLUSTER"] == "tcp://b:2"
+    assert made.prefect_url == made.environment["PREFECT_API_URL"] == "http://127.0.0.1:9/api"
+    assert made.environment["FUSION_STORE"] == "s3://t"
+
+
+def test_asking_for_workers_means_a_cluster_of_our_own() -> None:
+    made = plan(Request(target="x", workers=3), {"FUSION_CLUSTER": "tcp://a:1"})
+    assert made.scheduler_port == 7001
+    assert len(made.shares) == 3
+
+
+def test_a_cluster_and_workers_exclude_each_other() -> None:
+    with pytest.raises(InputError, match="--workers is for a cluster that this command starts"):
+        plan(Request(target="x", cluster="tcp://a:1", workers=3))
+
+
+def test_what_a_person_has_set_stays_and_a_proxy_is_for_others() -> None:
+    environ = {"HF_HUB_OFFLINE": "0", "PREFECT_LOGGING_LEVEL": "DEBUG", "no_proxy": "intern"}
+    made = plan(Request(target="x"), environ)
+    assert made.environment["HF_HUB_OFFLINE"] == "0"
+    assert made.environment["PREFECT_LOGGING_LEVEL"] == "DEBUG"
+    assert made.environment["NO_PROXY"] == "intern,127.0.0.1,localhost"
+
+
+def test_one_worker_for_each_gpu() -> None:
+    machine = Machine(cores=[0, 1], gpus=["0", "1", "2"], free_ports=(7001, 7002))
+    made = decide(Request(target="x"), HOME, machine)
+    chosen = [share.as_environment()["CUDA_VISIBLE_DEVICES"] for share in made.shares]
+    assert chosen == ["0", "1", "2"]
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_shares_are_disjoint_while_there_are_enough_cores(workers: int, cores: int) -> None:
+    shares = environment.shares(workers, cores=range(cores), gpus=[], threads=None)
+    taken = [core for share in shares for core in share.cores]
+    assert len(shares) == workers
+    assert set(taken) <= set(range(cores))
+    assert len(set(taken)) == min(cores, len(taken))
+    assert {share.threads for share in shares} == {max(1, cores // workers)}
+
+
+@pytest.mark.parametrize(
+    ("value", "gpus"), [("0,1", ["0", "1"]), ("", []), ("-1", []), ("GPU-a, 2", ["GPU-a", "2"])]
+)
+def test_gpus_that_were_chosen(value: str, gpus: list[str]) -> None:
+    assert environment.visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == gpus
+
+
+def test_dask_settings_exist_in_dask() -> None:
+    import dask
+    import distributed  # noqa: F401 - brings the defaults
+
+    for key in DASK_CONFIG:
+        assert dask.config.get(key, default="unknown") != "unknown", key
+
+
+def test_the_default_home_follows_xdg() -> None:
+    found = settings.current({"XDG_DATA_HOME": "/x", "FUSION_CLUSTER": ""})
+    assert (found.home, found.store, found.cluster) == (Path("/x/fusion"), "/x/fusion/store", None)
