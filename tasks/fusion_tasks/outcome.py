@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from fusion_storage.checkpoint import Checkpoint, read_tensors
 from fusion_storage.store import Store
+from fusion_tasks.artifacts import artifact_key
 from fusion_tasks.publish import publish
 from fusion_tasks.records import StageReport, TrainingHistory
 from fusion_tasks.report import Summary, loss_curve_png, summary_table
@@ -68,8 +69,10 @@ def report_run(
     (folder / "summary.md").write_text(summary.markdown(), encoding="utf-8")
     data = base64.b64encode(picture.read_bytes()).decode()
     create_image_artifact(
-        image_url=f"data:image/png;base64,{data}", key=f"{run}-loss", description="Loss curve"
+        image_url=f"data:image/png;base64,{data}",
+        key=artifact_key(run, "loss"),
+        description="Loss curve",
     )
-    create_table_artifact(table=summary.stages.records(), key=f"{run}-stages")
-    create_markdown_artifact(markdown=summary.markdown(), key=f"{run}-summary")
+    create_table_artifact(table=summary.stages.records(), key=artifact_key(run, "stages"))
+    create_markdown_artifact(markdown=summary.markdown(), key=artifact_key(run, "summary"))
     return summary

@@ -21,6 +21,7 @@ from fusion_dask.pipeline.spec import RunSpec, StepMeasure
 from fusion_dask.planner.plan import Plan
 from fusion_dask.worker.optimizer import learning_rate
 from fusion_storage.checkpoint import Checkpoint, collect, latest
+from fusion_tasks.artifacts import artifact_key
 from fusion_tasks.graphs import Planned
 from fusion_tasks.records import StageReport, StepRecord, ValidationRecord
 
@@ -90,7 +91,9 @@ def train(request: TrainRequest, on_step: Callable[[StepRecord], None]) -> Train
         StageError: A stage failed.
     """
     artifact = create_progress_artifact(
-        progress=0.0, key=f"{request.spec.run}-progress", description="Training steps done"
+        progress=0.0,
+        key=artifact_key(request.spec.run, "progress"),
+        description="Training steps done",
     )
 
     def progressed(step: int) -> None:

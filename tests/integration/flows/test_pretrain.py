@@ -104,7 +104,7 @@ def test_a_run_learns_publishes_and_is_resumed_bit_for_bit(shell: Shell) -> None
     assert said["tokens"] == len("def main(") + 8
 
     # The same run, interrupted between checkpoints, then resumed.
-    process = shell.start(*shell.pretrain(name="halves", steps=40))
+    process = shell.start(*shell.pretrain(name="half_s.2", steps=40))
     deadline = time.monotonic() + 120
     assert process.stdout is not None
     for line in process.stdout:
@@ -116,19 +116,19 @@ def test_a_run_learns_publishes_and_is_resumed_bit_for_bit(shell: Shell) -> None
                 break
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130, rest
-    assert "fusion run pretrain --resume halves" in rest
+    assert "fusion run pretrain --resume half_s.2" in rest
     store = open_store(shell.store)
-    kept = latest(store, "halves")
+    kept = latest(store, "half_s.2")
     assert kept is not None
     assert 10 <= kept.step < 40
 
-    code, output = shell.run("run", "pretrain", "--resume", "halves")
+    code, output = shell.run("run", "pretrain", "--resume", "half_s.2")
     assert code == 0, output
 
-    whole, halves = shell.weights("whole"), shell.weights("halves")
+    whole, halves = shell.weights("whole"), shell.weights("half_s.2")
     assert whole.keys() == halves.keys()
     assert all(torch.equal(halves[name], tensor) for name, tensor in whole.items())
-    report = latest(store, "halves")
+    report = latest(store, "half_s.2")
     assert report is not None
     history = report.metadata["history"]
     assert [record["step"] for record in history["steps"]] == list(range(1, 41))
