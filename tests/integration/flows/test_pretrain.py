@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
@@ -132,6 +133,41 @@ def test_a_run_learns_publishes_and_is_resumed_bit_for_bit(shell: Shell) -> None
     assert report is not None
     history = report.metadata["history"]
     assert [record["step"] for record in history["steps"]] == list(range(1, 41))
+
+
+def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_nothing_else(
+    shell: Shell,
+) -> None:
+    """The flow goes on by itself on the worker that is left over, to the same bits."""
+    options = ("--workers", "3", "--threads-per-worker", "1")
+    settings: dict[str, object] = {"steps": 40, "stages": 2}
+    code, output = shell.run(*shell.pretrain(*options, name="calm", **settings))
+    assert code == 0, output
+
+    process = shell.start(*shell.pretrain(*options, name="struck", **settings))
+    assert process.stdout is not None
+    struck = False
+    for line in process.stdout:
+        if line.startswith("step ") and int(line.split("/")[0].removeprefix("step ")) > 20:
+            victims = [
+                child
+                for child in psutil.Process(process.pid).children(recursive=True)
+                if "distributed.cli.dask_worker" in (command := child.cmdline())
+                and command[command.index("--name") + 1] == "w0"
+            ]
+            for victim in victims:
+                victim.kill()
+            struck = bool(victims)
+            break
+    rest, _ = process.communicate(timeout=200)
+
+    assert struck, rest
+    assert process.returncode == 0, rest
+    summary = (shell.folder / "fusion-runs" / "struck" / "summary.md").read_text()
+    assert "| w2 |" in summary  # the spare took part
+    calm, after = shell.weights("calm"), shell.weights("struck")
+    assert calm.keys() == after.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in calm.items())
 
 
 BAD = {
