@@ -9,7 +9,13 @@
     │   ├── StageLost           the worker that held a stage went away
     │   └── NeighbourFailed     another stage of the run failed or the run was stopped
     ├── ExchangeTimeout         a boundary tensor did not arrive before its deadline
+    ├── ProfileError            a worker's profile that is incomplete or impossible
+    ├── DeviceError             a device that does not exist or cannot be used as asked
+    ├── SecurityError           an identity, certificate or token that cannot be used
+    │   ├── TokenRefused        the broker does not accept a token: unknown, expired, revoked, used up
+    │   └── EnrolmentError      the broker could not be asked, or is not the one that the token names
     └── ClusterError            the Dask cluster cannot be reached or is not a Fusion cluster
+        └── VersionMismatch     this machine runs other versions than the broker
 
 An error carries its data and the next action for the person, and survives pickling: every
 constructor takes exactly the arguments that `Exception.args` keeps. The storage package sits below
@@ -19,13 +25,19 @@ this one and has a tree of its own (`fusion_storage.errors`).
 __all__ = [
     "CaptureError",
     "ClusterError",
+    "DeviceError",
+    "EnrolmentError",
     "ExchangeTimeout",
     "FusionError",
     "NeighbourFailed",
     "PlanError",
+    "ProfileError",
     "ProgramError",
+    "SecurityError",
     "StageError",
     "StageLost",
+    "TokenRefused",
+    "VersionMismatch",
     "WeightsError",
 ]
 
@@ -52,6 +64,30 @@ class PlanError(FusionError):
 
 class ClusterError(FusionError):
     """The cluster cannot be used."""
+
+
+class VersionMismatch(ClusterError):
+    """This machine and the broker run versions that do not work together."""
+
+
+class ProfileError(FusionError):
+    """A profile is incomplete or impossible."""
+
+
+class DeviceError(FusionError):
+    """A device does not exist or cannot be used as asked."""
+
+
+class SecurityError(FusionError):
+    """An identity, certificate or token cannot be used."""
+
+
+class TokenRefused(SecurityError):
+    """The broker does not accept a token."""
+
+
+class EnrolmentError(SecurityError):
+    """The broker cannot be asked, or is not the one that the token names."""
 
 
 class StageError(FusionError):

@@ -22,8 +22,8 @@ from typing import Final
 from fusion_flows.cli import prefect_home
 from fusion_flows.cli.environment import Share
 from fusion_flows.cli.group import Child, ProcessGroup
-from fusion_flows.cli.plan import Plan
 from fusion_flows.cli.ports import LOOPBACK
+from fusion_flows.cli.startup import Startup
 
 __all__ = ["Cluster", "start"]
 
@@ -56,17 +56,20 @@ class Cluster:
         return None
 
 
-def start(group: ProcessGroup, plan: Plan) -> Cluster:
-    """Start all that the plan wants, at once, the slowest first."""
+def start(group: ProcessGroup, startup: Startup) -> Cluster:
+    """Start all that the startup wants, at once, the slowest first."""
     prefect = scheduler = None
     workers: list[Child] = []
-    if plan.prefect_port is not None:
-        prefect = _start_prefect(group, plan.prefect_port, plan.environment)
-    if plan.scheduler_port is not None:
+    if startup.prefect_port is not None:
+        prefect = _start_prefect(group, startup.prefect_port, startup.environment)
+    if startup.scheduler_port is not None:
         scheduler = _start_scheduler(
-            group, plan.scheduler_port, plan.environment, dashboard_port=plan.dashboard_port
+            group,
+            startup.scheduler_port,
+            startup.environment,
+            dashboard_port=startup.dashboard_port,
         )
-        workers = _start_workers(group, plan.cluster, plan.environment, plan.shares)
+        workers = _start_workers(group, startup.cluster, startup.environment, startup.shares)
     return Cluster(scheduler=scheduler, workers=tuple(workers), prefect=prefect)
 
 

@@ -1,4 +1,4 @@
-"""Carry out a plan: load and check the flow, start what is missing, run the flow, report.
+"""Carry out a startup: load and check the flow, start what is missing, run the flow, report.
 
 Covers: the order, and what a person sees. Not covered: how each of these is done. Imports Prefect
 and Dask, so the environment has to be in place.
@@ -19,15 +19,15 @@ from fusion_flows.cli.errors import ChildLost, InputError
 from fusion_flows.cli.group import ProcessGroup
 from fusion_flows.cli.location import Location
 from fusion_flows.cli.monitor import Monitor
-from fusion_flows.cli.plan import Plan, Request
 from fusion_flows.cli.signals import Interrupted
+from fusion_flows.cli.startup import Request, Startup
 from fusion_flows.cli.targets import Target
 from fusion_storage.errors import StorageError
 
 __all__ = ["launch"]
 
 
-def launch(request: Request, location: Location, plan: Plan) -> int:
+def launch(request: Request, location: Location, startup: Startup) -> int:
     """Run the flow of a request.
 
     Returns:
@@ -40,14 +40,14 @@ def launch(request: Request, location: Location, plan: Plan) -> int:
     runlog.install()
     target = targets.resolve(location)
     arguments = _arguments(target, request)
-    if plan.scheduler_port is None:
-        found = readiness.probe_cluster(plan.cluster)
-        if plan.prefect_port is not None:
-            readiness.check_reach(plan.cluster, found)
-    if plan.prefect_port is None:
-        readiness.probe_prefect(plan.prefect_url)
-    children = _start(plan, console)
-    procedure.use_dask(target, plan.cluster)
+    if startup.scheduler_port is None:
+        found = readiness.probe_cluster(startup.cluster)
+        if startup.prefect_port is not None:
+            readiness.check_reach(startup.cluster, found)
+    if startup.prefect_port is None:
+        readiness.probe_prefect(startup.prefect_url)
+    children = _start(startup, console)
+    procedure.use_dask(target, startup.cluster)
     began = time.monotonic()
     try:
         with Monitor(children.lost):
@@ -72,19 +72,19 @@ def _arguments(target: Target, request: Request) -> dict[str, Any]:
     return parameters.arguments(target.flow.fn, chosen)
 
 
-def _start(plan: Plan, console: Console) -> cluster.Cluster:
-    if plan.scheduler_port is None and plan.prefect_port is None:
+def _start(startup: Startup, console: Console) -> cluster.Cluster:
+    if startup.scheduler_port is None and startup.prefect_port is None:
         return cluster.Cluster(scheduler=None, workers=(), prefect=None)
     group = ProcessGroup()
     # At exit, not on leaving a block: Prefect hands its last events to the server before that.
     atexit.register(group.stop)
-    what = [f"{len(plan.shares)} workers"] if plan.shares else []
-    what += ["a Prefect server"] if plan.prefect_port is not None else []
+    what = [f"{len(startup.shares)} workers"] if startup.shares else []
+    what += ["a Prefect server"] if startup.prefect_port is not None else []
     with console.status(f"starting {' and '.join(what)}"):
-        started = cluster.start(group, plan)
-        readiness.wait_until_ready(started, plan)
-    if plan.prefect_port is not None:
-        console.print(f"Prefect UI while this runs: {plan.prefect_url.removesuffix('/api')}")
+        started = cluster.start(group, startup)
+        readiness.wait_until_ready(started, startup)
+    if startup.prefect_port is not None:
+        console.print(f"Prefect UI while this runs: {startup.prefect_url.removesuffix('/api')}")
     return started
 
 

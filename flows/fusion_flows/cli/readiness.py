@@ -19,7 +19,7 @@ from distributed import rpc
 from fusion_flows.cli.cluster import Cluster
 from fusion_flows.cli.errors import InputError, StartError
 from fusion_flows.cli.group import Child
-from fusion_flows.cli.plan import Plan
+from fusion_flows.cli.startup import Startup
 
 __all__ = [
     "check_reach",
@@ -35,7 +35,7 @@ PROBE_TIMEOUT_S: Final = 3.0
 POLL_S: Final = 0.05
 
 
-def wait_until_ready(cluster: Cluster, plan: Plan) -> None:
+def wait_until_ready(cluster: Cluster, startup: Startup) -> None:
     """Wait for everything that was started.
 
     Raises:
@@ -44,9 +44,9 @@ def wait_until_ready(cluster: Cluster, plan: Plan) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     if cluster.scheduler is not None:
         needed = (cluster.scheduler, *cluster.workers)
-        _wait(lambda: _has_workers(plan.cluster, len(plan.shares)), needed, deadline=deadline)
+        _wait(lambda: _has_workers(startup.cluster, len(startup.shares)), needed, deadline=deadline)
     if cluster.prefect is not None:
-        _wait(lambda: is_healthy(plan.prefect_url), (cluster.prefect,), deadline=deadline)
+        _wait(lambda: is_healthy(startup.prefect_url), (cluster.prefect,), deadline=deadline)
 
 
 def _has_workers(address: str, count: int) -> bool:

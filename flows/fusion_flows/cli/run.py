@@ -59,8 +59,8 @@ def run(  # noqa: PLR0913 - one argument an option
     With no cluster given, Dask and Prefect are started on this machine and ended afterwards.
     """
     # Prefect and Dask take seconds to import, and they read the environment that is set here.
-    from fusion_flows.cli.plan import Request
     from fusion_flows.cli.session import execute
+    from fusion_flows.cli.startup import Request
 
     request = Request(
         target=target,

@@ -14,7 +14,7 @@ from pathlib import Path
 from fusion_flows.cli import environment, ports, signals, store
 from fusion_flows.cli.errors import InputError
 from fusion_flows.cli.location import locate
-from fusion_flows.cli.plan import Machine, Request, decide
+from fusion_flows.cli.startup import Machine, Request, decide
 
 __all__ = ["execute"]
 
@@ -46,17 +46,17 @@ def _execute(request: Request) -> int:
         gpus=environment.visible_gpus(os.environ),
         free_ports=ports.choose_two(),
     )
-    plan = decide(request, os.environ, machine)
+    startup = decide(request, os.environ, machine)
     asked = {"--prefect-port": request.prefect_port, "--dashboard-port": request.dashboard_port}
     ports.check_free({option: port for option, port in asked.items() if port is not None})
     if request.dashboard_port is not None and find_spec("bokeh") is None:
         raise InputError("--dashboard-port: Dask's dashboard needs bokeh; pip install bokeh")
-    store.check_writable(plan.environment["FUSION_STORE"])
-    _make_home(plan.prefect_home)
-    os.environ.update(plan.environment)
+    store.check_writable(startup.environment["FUSION_STORE"])
+    _make_home(startup.prefect_home)
+    os.environ.update(startup.environment)
     from fusion_flows.cli.launch import launch
 
-    return launch(request, location, plan)
+    return launch(request, location, startup)
 
 
 def _make_home(folder: Path) -> None:

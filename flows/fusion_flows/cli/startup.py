@@ -18,7 +18,7 @@ from fusion_flows.cli.errors import InputError
 from fusion_flows.cli.ports import LOOPBACK
 from fusion_tasks import settings
 
-__all__ = ["Machine", "Plan", "Request", "decide"]
+__all__ = ["Machine", "Request", "Startup", "decide"]
 
 DEFAULT_WORKERS: Final = 2
 
@@ -49,7 +49,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Startup:
     """What to start, and what it shares.
 
     Attributes:
@@ -76,8 +76,8 @@ class Plan:
         return Path(self.environment["PREFECT_HOME"])
 
 
-def decide(request: Request, environ: Mapping[str, str], machine: Machine) -> Plan:
-    """Turn options into a plan.
+def decide(request: Request, environ: Mapping[str, str], machine: Machine) -> Startup:
+    """Turn options into a startup.
 
     Raises:
         InputError: Options contradict each other.
@@ -101,7 +101,7 @@ def decide(request: Request, environ: Mapping[str, str], machine: Machine) -> Pl
     shares = environment.shares(
         workers, cores=machine.cores, gpus=machine.gpus, threads=request.threads_per_worker
     )
-    return Plan(
+    return Startup(
         cluster=address,
         scheduler_port=None if running else scheduler_port,
         dashboard_port=request.dashboard_port,

@@ -7,19 +7,19 @@ from hypothesis import strategies as st
 from fusion_dask.config import DASK_CONFIG, as_environment
 from fusion_flows.cli import environment
 from fusion_flows.cli.errors import InputError
-from fusion_flows.cli.plan import Machine, Plan, Request, decide
+from fusion_flows.cli.startup import Machine, Request, Startup, decide
 from fusion_tasks import settings
 
 MACHINE = Machine(cores=[0, 1, 2, 3], gpus=[], free_ports=(7001, 7002))
 HOME = {"FUSION_HOME": "/home/of/fusion"}
 
 
-def plan(request: Request, environ: dict[str, str] | None = None) -> Plan:
+def startup(request: Request, environ: dict[str, str] | None = None) -> Startup:
     return decide(request, HOME | (environ or {}), MACHINE)
 
 
 def test_everything_is_embedded_by_default() -> None:
-    made = plan(Request(target="x"))
+    made = startup(Request(target="x"))
     assert (made.cluster, made.scheduler_port) == ("tcp://127.0.0.1:7001", 7001)
     assert (made.prefect_url, made.prefect_port) == ("http://127.0.0.1:7002/api", 7002)
     assert [(share.cores, share.threads) for share in made.shares] == [((0, 1), 2), ((2, 3), 2)]
@@ -31,31 +31,31 @@ def test_everything_is_embedded_by_default() -> None:
 
 def test_an_argument_beats_the_environment_which_beats_the_default() -> None:
     environ = {"FUSION_CLUSTER": "tcp://a:1", "FUSION_STORE": "/s", "PREFECT_API_URL": "http://p"}
-    made = plan(Request(target="x"), environ)
+    made = startup(Request(target="x"), environ)
     assert (made.cluster, made.scheduler_port, made.shares) == ("tcp://a:1", None, ())
     assert (made.prefect_url, made.prefect_port) == ("http://p", None)
     assert made.environment["FUSION_STORE"] == "/s"
     asked = Request(target="x", cluster="tcp://b:2", store="s3://t", prefect_port=9)
-    made = plan(asked, environ)
+    made = startup(asked, environ)
     assert made.cluster == made.environment["FUSION_CLUSTER"] == "tcp://b:2"
     assert made.prefect_url == made.environment["PREFECT_API_URL"] == "http://127.0.0.1:9/api"
     assert made.environment["FUSION_STORE"] == "s3://t"
 
 
 def test_asking_for_workers_means_a_cluster_of_our_own() -> None:
-    made = plan(Request(target="x", workers=3), {"FUSION_CLUSTER": "tcp://a:1"})
+    made = startup(Request(target="x", workers=3), {"FUSION_CLUSTER": "tcp://a:1"})
     assert made.scheduler_port == 7001
     assert len(made.shares) == 3
 
 
 def test_a_cluster_and_workers_exclude_each_other() -> None:
     with pytest.raises(InputError, match="--workers is for a cluster that this command starts"):
-        plan(Request(target="x", cluster="tcp://a:1", workers=3))
+        startup(Request(target="x", cluster="tcp://a:1", workers=3))
 
 
 def test_what_a_person_has_set_stays_and_a_proxy_is_for_others() -> None:
     environ = {"HF_HUB_OFFLINE": "0", "PREFECT_LOGGING_LEVEL": "DEBUG", "no_proxy": "intern"}
-    made = plan(Request(target="x"), environ)
+    made = startup(Request(target="x"), environ)
     assert made.environment["HF_HUB_OFFLINE"] == "0"
     assert made.environment["PREFECT_LOGGING_LEVEL"] == "DEBUG"
     assert made.environment["NO_PROXY"] == "intern,127.0.0.1,localhost"
