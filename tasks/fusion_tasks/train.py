@@ -15,6 +15,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
+from fusion_dask.broker.contribution import Load
 from fusion_dask.errors import StageLost
 from fusion_dask.pipeline.driver import Driver, SegmentResult, workers_of
 from fusion_dask.pipeline.spec import RunSpec, StepMeasure
@@ -23,6 +24,7 @@ from fusion_dask.worker.optimizer import learning_rate
 from fusion_storage.checkpoint import Checkpoint, collect, latest
 from fusion_tasks.artifacts import artifact_key
 from fusion_tasks.graphs import Planned
+from fusion_tasks.placement import Placement, place
 from fusion_tasks.records import StageReport, StepRecord, ValidationRecord
 
 __all__ = ["TrainRequest", "Trained", "past_steps", "train"]
@@ -130,36 +132,57 @@ class _Training:
             losses = losses + 1 if start <= reached else 0
             reached = start
             try:
-                return self._attempt(checkpoint)
+                return self._train(checkpoint)
             except StageLost as lost:
                 left = len(workers_of(self._client))
                 if losses >= RESTARTS or left < len(self._request.planned.plan.stages):
                     raise
                 self._logger.warning("%s; going on from step %d with %d workers", lost, start, left)
 
-    def _attempt(self, checkpoint: Checkpoint | None) -> Trained:
-        request = self._request
-        workers = list(workers_of(self._client).values())
-        addresses = workers[: len(request.planned.plan.stages)]
-        with Driver(
-            self._client, request.spec, request.planned.programs, addresses, self._on_step
-        ) as driver:
-            while checkpoint is None or checkpoint.step < request.steps:
-                start = 0 if checkpoint is None else checkpoint.step
-                stop = min(start + request.checkpoint_every, request.steps)
-                before = past_steps(checkpoint)
-                result = driver.segment(start, stop, self._metadata(before, stop))
-                checkpoint = result.checkpoint
-                self._account(result, request.planned.plan)
-                collect(request.spec.store, request.spec.run, request.keep)
-                self._progressed(stop)
+    def _train(self, checkpoint: Checkpoint | None) -> Trained:
+        """Train to the end, on other workers as soon as one has to leave and another is free."""
+        placement = place(self._request.planned.plan, workers_of(self._client), None)
+        while not self._is_done(checkpoint):
+            checkpoint = self._attempt(checkpoint, placement)
+            moved = place(self._request.planned.plan, workers_of(self._client, wait_s=0), placement)
+            if moved != placement:
+                self._logger.warning("a worker is taken back; its stage moves to another one")
+            placement = moved
         steps, validations = past_steps(checkpoint)
+        assert checkpoint is not None
         return Trained(
             checkpoint=checkpoint,
             steps=steps,
             validations=validations,
             stages=tuple(self._stages[s] for s in sorted(self._stages)),
         )
+
+    def _attempt(self, checkpoint: Checkpoint | None, placement: Placement) -> Checkpoint:
+        """Segment after segment, to the end or until the placement should change."""
+        request = self._request
+        plan = request.planned.plan
+        load = Load(
+            tokens_per_step=request.tokens_per_step, flops=tuple(s.flops for s in plan.stages)
+        )
+        addresses = [address for _, address in placement]
+        with Driver(
+            self._client, request.spec, request.planned.programs, addresses, self._on_step, load
+        ) as driver:
+            while True:
+                start = 0 if checkpoint is None else checkpoint.step
+                stop = min(start + request.checkpoint_every, request.steps)
+                before = past_steps(checkpoint)
+                result = driver.segment(start, stop, self._metadata(before, stop))
+                checkpoint = result.checkpoint
+                self._account(result, plan)
+                collect(request.spec.store, request.spec.run, request.keep)
+                self._progressed(stop)
+                usable = workers_of(self._client, wait_s=0)
+                if self._is_done(checkpoint) or place(plan, usable, placement) != placement:
+                    return checkpoint
+
+    def _is_done(self, checkpoint: Checkpoint | None) -> bool:
+        return checkpoint is not None and checkpoint.step >= self._request.steps
 
     def _metadata(
         self, before: tuple[tuple[StepRecord, ...], tuple[ValidationRecord, ...]], stop: int

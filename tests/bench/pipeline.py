@@ -26,6 +26,7 @@ from distributed import Client
 from torch import nn
 from transformers import GPT2Config
 
+from fusion_dask.broker.contribution import Load
 from fusion_dask.graph.capture import capture
 from fusion_dask.graph.cost import annotate
 from fusion_dask.graph.cut import cut
@@ -234,6 +235,7 @@ class Pipeline:
             Programs(training=tuple(map(dumps_program, programs))),
             list(workers_of(client).values()),
             lambda measure: None,
+            Load(tokens_per_step=1, flops=tuple(p.flops for p in programs)),
         )
         self._driver.__enter__()
         self._step = 0

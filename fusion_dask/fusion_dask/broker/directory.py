@@ -66,3 +66,12 @@ class Directory:
         """The lost stages of a run, with the reason."""
         placement = self.placements.get(run)
         return {} if placement is None else placement.lost
+
+    def held_by(self, address: str) -> list[tuple[str, int]]:
+        """Run and index of every stage that is placed on a worker."""
+        return [
+            (run, stage)
+            for run, placement in self.placements.items()
+            for stage, held in placement.addresses.items()
+            if held == address and stage not in placement.lost
+        ]

@@ -9,13 +9,15 @@ stage is told at once, and the last checkpoint stands.
 """
 
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from distributed import Client, Future, wait
 
+from fusion_dask.broker.contribution import Load
 from fusion_dask.broker.plugin import Broker
 from fusion_dask.errors import ClusterError, NeighbourFailed, StageLost
 from fusion_dask.pipeline.spec import RunSpec, StageReport, StageResult, StageTask, StepMeasure
@@ -29,6 +31,8 @@ Metadata = Callable[[Sequence[StepMeasure], float | None], Mapping[str, Any]]
 
 #: How often the broker is asked whether a stage was lost while a segment runs.
 POLL_S = 0.5
+#: Longest wait for workers that are being measured when a run looks for workers.
+PROBE_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +53,34 @@ class SegmentResult:
     validation_loss: float | None
 
 
-def workers_of(client: Client) -> dict[str, str]:
-    """Name -> address of the workers of a cluster, sorted by name.
+def workers_of(client: Client, *, wait_s: float = PROBE_WAIT_S) -> dict[str, str]:
+    """Name -> address of the workers that may take a stage, in the order in which they should.
+
+    Members of the pool's backup come last; those that are to leave are not among them. A worker that
+    is being measured is waited for.
+
+    Args:
+        client: A client of the cluster.
+        wait_s: Longest wait for measurements.
 
     Raises:
         ClusterError: There is none.
     """
+    deadline = time.monotonic() + wait_s
+    # A scheduler without the broker knows no such question, and answers None.
+    while states := client.sync(client.scheduler.fusion_workers) or {}:
+        if "probing" not in states.values() or time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
     info = client.scheduler_info(n_workers=-1)["workers"]
-    if not info:
-        raise ClusterError("the cluster has no workers; start some with `dask worker ADDRESS`")
     names = {str(worker["name"]): address for address, worker in info.items()}
-    return {name: names[name] for name in sorted(names, key=_natural)}
+    usable = [name for name in names if states.get(name) not in {"draining", "left"}]
+    if not usable:
+        raise ClusterError(
+            "the cluster has no worker that could take a stage; lend one with `fusion join`"
+        )
+    usable.sort(key=lambda name: (states.get(name) == "backup", len(name), name))
+    return {name: names[name] for name in usable}
 
 
 class Driver:
@@ -72,6 +93,7 @@ class Driver:
         addresses: The worker of each stage.
         on_step: Called with each step that ends, from another thread; for display, since a step
             may be told late or twice.
+        load: What a step costs, for those who watch the pool.
     """
 
     def __init__(
@@ -81,12 +103,14 @@ class Driver:
         programs: Programs,
         addresses: Sequence[str],
         on_step: Callable[[StepMeasure], None],
+        load: Load,
     ) -> None:
         self._client = client
         self._spec = spec
         self._programs = programs
         self._addresses = tuple(addresses)
         self._on_step = on_step
+        self._load = load
         self._epoch = uuid.uuid1().time  # grows with every attempt, whoever starts it
         self._topic = progress_topic(spec.run)
 
@@ -96,7 +120,13 @@ class Driver:
         self._client.register_plugin(FusionWorker())
         self._client.subscribe_topic(self._topic, self._event)
         addresses = {str(stage): a for stage, a in enumerate(self._addresses)}
-        self._scheduler("fusion_place", run=self._spec.run, epoch=self._epoch, addresses=addresses)
+        self._scheduler(
+            "fusion_place",
+            run=self._spec.run,
+            epoch=self._epoch,
+            addresses=addresses,
+            load=asdict(self._load),
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -219,7 +249,3 @@ class Driver:
 def _errors(futures: Sequence["Future[StageResult]"]) -> list[BaseException]:
     found: list[BaseException | None] = [f.exception() for f in futures if f.status == "error"]
     return [error for error in found if error is not None]
-
-
-def _natural(name: str) -> tuple[int, str]:
-    return (len(name), name)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from distributed import Worker, get_worker
 
+from fusion_dask.broker.plugin import PROGRESS
 from fusion_dask.errors import NeighbourFailed
 from fusion_dask.graph.initialise import initialise
 from fusion_dask.graph.programs import loads_program
@@ -41,7 +42,7 @@ class Resident:
 
 def progress_topic(run: str) -> str:
     """The Dask topic on which a run tells its steps."""
-    return f"fusion/{run}"
+    return f"{PROGRESS}{run}"
 
 
 def run_stage(task: StageTask) -> StageResult:

@@ -10,7 +10,6 @@ absent, never zero.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 from fusion_dask.errors import ProfileError
@@ -73,7 +72,7 @@ class Profile:
     device_to_host_bytes_per_s: float | None = None
     disk_write_bytes_per_s: float | None = None
     disk_read_bytes_per_s: float | None = None
-    links: Mapping[str, LinkProfile] = field(default_factory=lambda: MappingProxyType({}))
+    links: Mapping[str, LinkProfile] = field(default_factory=dict)
     efficiency: float | None = None
     emulated: str | None = None
     measured_at: float
@@ -82,10 +81,7 @@ class Profile:
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
     """Plain data that `profile_from_json` reads back; finite numbers, strings and None."""
-    plain = asdict(profile)
-    plain["flops_per_s"] = dict(plain["flops_per_s"])
-    plain["links"] = dict(plain["links"])
-    return plain
+    return asdict(profile)
 
 
 def profile_from_json(plain: Mapping[str, Any]) -> Profile:
@@ -117,18 +113,14 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
         kind=plain["kind"],
         threads=int(numbers.pop("threads")),
         free_memory_bytes=int(numbers.pop("free_memory_bytes")),
-        flops_per_s=MappingProxyType(
-            {
-                _text("dtype", dtype): _positive(dtype, rate)
-                for dtype, rate in _mapping("flops_per_s", plain["flops_per_s"]).items()
-            }
-        ),
-        links=MappingProxyType(
-            {
-                _text("link", name): _link(name, link)
-                for name, link in _mapping("links", plain.get("links", {})).items()
-            }
-        ),
+        flops_per_s={
+            _text("dtype", dtype): _positive(dtype, rate)
+            for dtype, rate in _mapping("flops_per_s", plain["flops_per_s"]).items()
+        },
+        links={
+            _text("link", name): _link(name, link)
+            for name, link in _mapping("links", plain.get("links", {})).items()
+        },
         emulated=None if plain.get("emulated") is None else _text("emulated", plain["emulated"]),
         **numbers,
     )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from distributed import Client
 
+from fusion_dask.broker.contribution import Load
 from fusion_dask.errors import NeighbourFailed, StageError, StageLost
 from fusion_dask.graph.programs import dumps_program
 from fusion_dask.pipeline.driver import Driver, Programs, workers_of
@@ -65,6 +66,9 @@ def _run(store: Store, run: str, stages: int, **changes: Any) -> tuple[RunSpec, 
     return replace(spec, **changes), Programs(training=tuple(map(dumps_program, programs)))
 
 
+LOAD = Load(tokens_per_step=1, flops=(1, 1, 1))
+
+
 def _ignore(measure: StepMeasure) -> None:
     """Steps are not looked at."""
 
@@ -82,7 +86,7 @@ def _train(
     measures: list[StepMeasure] = []
     last = latest(store, run)
     start = 0 if last is None else last.step
-    with Driver(client, spec, programs, addresses, on_step) as driver:
+    with Driver(client, spec, programs, addresses, on_step, LOAD) as driver:
         for stop in segments:
             measures += driver.segment(start, stop, lambda *_: {}).steps
             start = stop
@@ -146,7 +150,7 @@ def test_each_stage_stores_only_what_it_owns(client: Client, store: Store) -> No
 def test_boundary_tensors_go_from_worker_to_worker(client: Client, store: Store) -> None:
     spec, programs = _run(store, "direct", 2)
     addresses = list(workers_of(client).values())[:2]
-    with Driver(client, spec, programs, addresses, _ignore) as driver:
+    with Driver(client, spec, programs, addresses, _ignore, LOAD) as driver:
         result = driver.segment(0, 3, lambda *_: {})
     hidden = BATCH * CONTEXT * 32 * 4  # (B, T, width) fp32
     wte = VOCABULARY * 32 * 4
@@ -171,7 +175,7 @@ def test_a_failing_stage_ends_the_segment_with_its_own_reason(client: Client, st
     spec, programs = _run(store, "broken", 3, data=_Broken(BATCH, CONTEXT, VOCABULARY))
     addresses = list(workers_of(client).values())
     with (
-        Driver(client, spec, programs, addresses, _ignore) as driver,
+        Driver(client, spec, programs, addresses, _ignore, LOAD) as driver,
         pytest.raises(IndexError, match="out of bounds"),
     ):
         driver.segment(0, 4, lambda *_: {})
@@ -185,7 +189,7 @@ def test_a_loss_that_is_not_finite_is_named(client: Client, store: Store) -> Non
     spec, programs = _run(store, "hot", 2, optimizer=hot)
     addresses = list(workers_of(client).values())[:2]
     with (
-        Driver(client, spec, programs, addresses, _ignore) as driver,
+        Driver(client, spec, programs, addresses, _ignore, LOAD) as driver,
         pytest.raises(StageError, match="lower the learning rate") as caught,
     ):
         driver.segment(0, 20, lambda *_: {})
