@@ -68,7 +68,7 @@ def workers_of(client: Client, *, wait_s: float = PROBE_WAIT_S) -> dict[str, str
     """
     deadline = time.monotonic() + wait_s
     # A scheduler without the broker knows no such question, and answers None.
-    while states := client.sync(client.scheduler.fusion_workers) or {}:
+    while states := _ask(client, "fusion_workers") or {}:
         if "probing" not in states.values() or time.monotonic() > deadline:
             break
         time.sleep(POLL_S)
@@ -237,13 +237,17 @@ class Driver:
             self._on_step(StepMeasure(**message["measure"]))
 
     def _scheduler(self, operation: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
-        """Call one of the broker's handlers, or one of Dask's own."""
-        return self._client.sync(getattr(self._client.scheduler, operation), **arguments)
+        return _ask(self._client, operation, **arguments)
 
     def _broadcast(self, operation: str, **arguments: object) -> None:
         """Call a handler on every worker that can be reached."""
         message = {"op": operation, "run": self._spec.run, **arguments}
         self._scheduler("broadcast", msg=message, on_error="ignore")
+
+
+def _ask(client: Client, operation: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
+    """Call one of the broker's handlers, or one of Dask's own."""
+    return client.sync(getattr(client.scheduler, operation), **arguments)
 
 
 def _errors(futures: Sequence["Future[StageResult]"]) -> list[BaseException]:
