@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from distributed import Scheduler, SchedulerPlugin
 
-from fusion_dask.security.guard import SCHEDULER_OPS, guard
+from fusion_dask.security.guard import guard, scheduler_allows
 from fusion_dask.security.roles import serial_of
 from fusion_dask.security.tokens import TokenBook
 
@@ -42,7 +42,7 @@ class Door(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         """Install the guard over every handler that is there by now, and look at the book."""
-        guard(scheduler, allowed=SCHEDULER_OPS, revoked=lambda: self._revoked)
+        guard(scheduler, scheduler_allows, revoked=lambda: self._revoked)
         self._revoked = await asyncio.to_thread(self._book.revoked_serials)
         self._watch = asyncio.create_task(self._look(scheduler), name=self.name)
 

@@ -234,7 +234,11 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     now = dt.datetime.now(dt.UTC)
     # Two pools must not be taken for each other by their issuer's name.
     name = x509.Name(
-        [x509.NameAttribute(NameOID.COMMON_NAME, f"Fusion pool {x509.random_serial_number():x}"[:40])]
+        [
+            x509.NameAttribute(
+                NameOID.COMMON_NAME, f"Fusion pool {x509.random_serial_number():x}"[:40]
+            )
+        ]
     )
     return (
         x509.CertificateBuilder()

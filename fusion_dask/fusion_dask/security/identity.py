@@ -17,7 +17,16 @@ from fusion_dask.errors import SecurityError
 from fusion_dask.security.files import make_private_folder, write_private
 from fusion_dask.security.roles import Role
 
-__all__ = ["GATEWAY_PORT", "Identity", "find", "host_and_port", "load", "pool_folder", "pools", "save"]
+__all__ = [
+    "GATEWAY_PORT",
+    "Identity",
+    "find",
+    "host_and_port",
+    "load",
+    "pool_folder",
+    "pools",
+    "save",
+]
 
 GATEWAY_PORT: Final = 8788
 

@@ -179,7 +179,9 @@ class TokenBook:
         """
         return _checked(self._read(), token, now)
 
-    def redeem(self, token: Token, issue: Callable[[TokenRecord], str], *, now: float) -> TokenRecord:
+    def redeem(
+        self, token: Token, issue: Callable[[TokenRecord], str], *, now: float
+    ) -> TokenRecord:
         """Redeem a token for a certificate.
 
         Args:
