@@ -57,7 +57,7 @@ from fusion_dask.planner.records import ModelCost, PoolWorker, Workload
 from fusion_dask.planner.tables import Tables
 from fusion_dask.planner.timing import StageTimes
 
-__all__ = ["EFFICIENCY", "IDLE_SHARE", "Candidates", "CostModel", "block_seconds"]
+__all__ = ["EFFICIENCY", "IDLE_SHARE", "Candidates", "CostModel", "block_seconds", "device_key"]
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -88,6 +88,20 @@ def block_seconds(model: ModelCost, profile: Profile, merge: int = 1) -> tuple[F
     forward: Floats = np.maximum(rows[:, 0] / rate, rows[:, 1] / bandwidth)
     backward: Floats = np.maximum(rows[:, 2] / rate, rows[:, 3] / bandwidth)
     return forward, backward
+
+
+def device_key(worker: PoolWorker) -> tuple[object, ...]:
+    """Equal for workers between which the cost model sees no difference but their peers' links."""
+    profile = worker.profile
+    return (
+        tuple(sorted(profile.flops_per_s.items())),
+        profile.efficiency,
+        profile.memory_bytes_per_s,
+        profile.free_memory_bytes,
+        worker.price_per_hour,
+        worker.power_w,
+        _store_rate(worker),
+    )
 
 
 def _rate(model: ModelCost, profile: Profile) -> float:
