@@ -14,11 +14,13 @@ Invariant: an operation that is added to the server later is guarded too.
 
 import inspect
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from distributed.core import Server
+from distributed.core import Server, Status
 
+from fusion_dask.errors import SecurityError
 from fusion_dask.security.roles import Role, role_of, serial_of
 
 __all__ = [
@@ -143,7 +145,7 @@ class _Guarded(dict[str, Callable[..., Any]]):
             reason = self._reason(comm, operation)
             if reason is not None:
                 logger.warning("%s from %s: %s", operation, comm.peer_address, reason)
-                return _refusal(operation, reason)
+                return await _refuse(comm, operation, reason)
             result = handler(comm, **message) if takes_comm else handler(**message)
             return await result if inspect.isawaitable(result) else result
 
@@ -169,10 +171,14 @@ class _Guarded(dict[str, Callable[..., Any]]):
         return None
 
 
-def _refusal(operation: str, reason: str) -> object:
-    """An answer that the caller's Dask reports, or the error itself."""
+async def _refuse(comm: Any, operation: str, reason: str) -> object:  # noqa: ANN401 - Dask's types
+    """Answer so that the caller's Dask reports the reason, or raise it."""
+    # Those who register ask for no reply, and wait for the first message of their stream.
     if operation == "register-client":
-        return [{"op": "stream-start", "error": reason}]
+        await comm.write([{"op": "stream-start", "error": reason}])
+        return Status.dont_reply
     if operation == "register-worker":
-        return {"status": "error", "message": reason}
-    raise PermissionError(reason)
+        await comm.write({"status": "error", "message": reason, "time": time.time()})
+        return Status.dont_reply
+    # Not a PermissionError: Dask takes every OSError for a bad connection and tries again.
+    raise SecurityError(reason)
