@@ -1,0 +1,1 @@
+"""The devices of a machine: finding them, sharing them out, and emulating others."""
