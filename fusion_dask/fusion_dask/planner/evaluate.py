@@ -9,6 +9,7 @@ Invariant: of equal values the earlier candidate wins, so the same batch gives t
 """
 
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import Final
 
 import numpy as np
@@ -23,8 +24,8 @@ __all__ = ["Best", "Setting", "Values", "best", "evaluate", "fitting"]
 
 Floats = NDArray[np.float64]
 
-#: Candidates whose schedule is evaluated at once, best bound first.
-BATCH: Final = 512
+#: Candidates whose schedule is evaluated at once, best bound first: a few to get an incumbent, then more.
+BATCHES: Final = (8, 64, 512)
 #: Bounds and values are sums in another order: equal up to this.
 ROUNDING: Final = 1e-9
 
@@ -109,8 +110,10 @@ def best(
     bound_s = lower_bound_s(setting.microbatches, times, chunks=setting.chunks)
     bound = _values(model, candidates, setting, times, bound_s).value
     ranked = np.argsort(bound, kind="stable")
-    for start in range(0, len(ranked), BATCH):
-        which = ranked[start : start + BATCH]
+    start = 0
+    for size in chain(BATCHES, repeat(BATCHES[-1])):
+        which = ranked[start : start + size]
+        start += size
         if incumbent is not None:
             which = which[bound[which] <= incumbent.value * (1 + ROUNDING)]
         if not len(which):

@@ -23,6 +23,7 @@ Covers: times. Not covered: what makes them (`cost_model.py`); churn (`simulator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,19 +131,61 @@ class _Level:
 
 @lru_cache(maxsize=64)
 def _levels(schedule: Schedule, workers: int, microbatches: int, chunks: int) -> tuple[_Level, ...]:
-    """Rounds of a pipeline in which every action takes one unit of time."""
+    """All actions of a step; no level depends on itself or a later one."""
     stages = workers * chunks
-    queues = [list(reversed(o)) for o in orders(schedule, workers, microbatches, chunks)]
+    if schedule == "interleaved":
+        rounds = _rounds(workers, microbatches, chunks)
+    else:
+        rounds = _closed_rounds(schedule, stages, microbatches)
+    codes, microbatch = np.divmod(np.arange(2 * stages * microbatches), microbatches)
+    order = np.argsort(rounds, kind="stable")
+    starts = np.searchsorted(rounds[order], np.arange(rounds.max() + 2))
+    # A forward goes to the next stage, a backward to the one before. What the last forward makes
+    # stays on its worker, whose order already says what follows: it takes no uplink.
+    consumer = (codes + np.where(codes < stages, 1, -1)) * microbatches + microbatch
+    consumer[(codes == stages - 1) | (codes == stages)] = 2 * stages * microbatches
+    return tuple(
+        _Level(
+            workers=codes[now] % stages % workers,
+            codes=codes[now],
+            arrivals=now,
+            consumers=consumer[now],
+        )
+        for now in (order[a:z] for a, z in pairwise(starts))
+    )
+
+
+def _closed_rounds(schedule: Schedule, stages: int, microbatches: int) -> Indices:
+    """The round of every action where every action takes one; rows as in the table of arrivals."""
+    s = np.arange(stages)[:, None]
+    m = np.arange(microbatches)[None, :]
+    if schedule == "gpipe":
+        forward, backward = s + m, 2 * stages + microbatches - 2 - s + m
+    else:
+        warmup = stages - 1 - s
+        forward = np.where(m <= warmup, s + m, s + 2 * m)  # 2 S - 2 - s + 2 (m - warmup)
+        backward = 2 * stages - 1 - s + 2 * m
+    return np.concatenate([forward.ravel(), backward.ravel()])
+
+
+def _rounds(workers: int, microbatches: int, chunks: int) -> Indices:
+    """The same for interleaved 1F1B, by running it."""
+    stages = workers * chunks
+    queues = [list(reversed(o)) for o in orders("interleaved", workers, microbatches, chunks)]
+    found = np.zeros(2 * stages * microbatches, dtype=np.intp)
     # Forwards of the first stage need nothing.
     arrived = {StageAction(Direction.FORWARD, m, 0) for m in range(microbatches)}
-    levels = []
-    while any(queues):
-        now = [(w, q.pop()) for w, q in enumerate(queues) if q and q[-1] in arrived]
+    for turn in count():
+        if not any(queues):
+            break
+        now = [q.pop() for q in queues if q and q[-1] in arrived]
         assert now, "the schedule blocks itself"
-        levels.append(_level(now, stages, microbatches))
-        arrived.difference_update(a for _, a in now)
-        arrived.update(after for _, a in now if (after := _next(a, stages)) is not None)
-    return tuple(levels)
+        for action in now:
+            backward = action.direction is Direction.BACKWARD
+            row = (action.stage + stages * backward) * microbatches + action.microbatch
+            found[row] = turn
+        arrived.update(after for a in now if (after := _next(a, stages)) is not None)
+    return found
 
 
 def _next(action: StageAction, stages: int) -> StageAction | None:
@@ -153,23 +196,6 @@ def _next(action: StageAction, stages: int) -> StageAction | None:
             return StageAction(Direction.BACKWARD, microbatch, stage)
         return StageAction(Direction.FORWARD, microbatch, stage + 1)
     return StageAction(Direction.BACKWARD, microbatch, stage - 1) if stage else None
-
-
-def _level(now: Sequence[tuple[int, StageAction]], stages: int, microbatches: int) -> _Level:
-    def code(action: StageAction) -> int:
-        return action.stage + (stages if action.direction is Direction.BACKWARD else 0)
-
-    def row(action: StageAction | None) -> int:
-        if action is None:
-            return 2 * stages * microbatches
-        return code(action) * microbatches + action.microbatch
-
-    return _Level(
-        workers=np.array([w for w, _ in now]),
-        codes=np.array([code(a) for _, a in now]),
-        arrivals=np.array([row(a) for _, a in now]),
-        consumers=np.array([row(_next(a, stages)) for _, a in now]),
-    )
 
 
 def _evaluate(levels: Sequence[_Level], rows: int, workers: int, times: StageTimes) -> Floats:
