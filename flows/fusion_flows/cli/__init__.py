@@ -15,6 +15,7 @@ from typing import Final
 
 import typer
 
+from fusion_dask.errors import FusionError
 from fusion_flows.cli.errors import CliError
 
 __all__ = ["main"]
@@ -34,6 +35,12 @@ class Noun:
 
 NOUNS: Final = (
     Noun(name="run", summary="Run a flow: a built-in procedure or any Prefect flow of yours."),
+    Noun(name="up", summary="Make this machine the broker of a pool."),
+    Noun(name="down", summary="End the broker that runs here."),
+    Noun(name="token", summary="Make, list and revoke the tokens with which others join."),
+    Noun(name="join", summary="Lend this machine's GPUs to a pool."),
+    Noun(name="status", summary="Show who is in the pool, what it is worth and what it does."),
+    Noun(name="doctor", summary="Check this machine and its pool, and say what to do."),
     Noun(name="graph", summary="Show a model as a graph of operators, cut into stages."),
     Noun(name="bench", summary="Measure this project against a reference in one run."),
 )
@@ -53,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(words, prog_name="fusion", standalone_mode=False)
     except CliError as error:
         fail(str(error), error.exit_code)
+    except FusionError as error:
+        fail(str(error), EXIT_BAD_INPUT)
     except typer.Abort:
         fail("interrupted", 130)
     except Exception as error:
@@ -81,11 +90,14 @@ def _assemble(*, wanted: str | None) -> typer.Typer:
     for noun in NOUNS:
         if find_spec(noun.module) is None:
             continue
-        if noun.name == wanted:
-            command = getattr(import_module(noun.module), noun.name)
+        if noun.name != wanted:
+            app.command(noun.name, help=noun.summary)(_listed_only)
+            continue
+        command = getattr(import_module(noun.module), noun.name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=noun.name)
         else:
-            command = _listed_only
-        app.command(noun.name, help=None if noun.name == wanted else noun.summary)(command)
+            app.command(noun.name)(command)
     return app
 
 

@@ -50,10 +50,15 @@ class Child:
 
 
 class ProcessGroup:
-    """Starts children and ends them together."""
+    """Starts children and ends them together.
 
-    def __init__(self) -> None:
+    Args:
+        logs: A folder for what they say; one that goes when they end, by default.
+    """
+
+    def __init__(self, logs: Path | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fusion-run-"))
+        self._logs = logs or self.folder
         self.children: list[Child] = []
         reader, self._writer = os.pipe()
         # A process that the flow forks must not keep the pipe open beyond our death.
@@ -84,6 +89,7 @@ class ProcessGroup:
         shares_stdout: bool = False,
         ask_to_end: bool = False,
         inherit_fds: Sequence[int] = (),
+        cwd: Path | None = None,
     ) -> Child:
         """Start one process.
 
@@ -94,15 +100,18 @@ class ProcessGroup:
             shares_stdout: Whether it prints where we print; its log holds stderr only then.
             ask_to_end: Whether it has something to write when it ends.
             inherit_fds: Open files to keep open in it.
+            cwd: The folder that it runs in; ours, by default.
         """
-        path = self.folder / f"{name}.log"
-        with path.open("wb") as log:
+        path = self._logs / f"{name}.log"
+        # A child that is started again goes on in its log.
+        with path.open("ab") as log:
             process = subprocess.Popen(
                 list(command),
                 # Also what libraries drop there goes when the run goes.
                 env={**environment, "TMPDIR": str(self.folder)},
                 pass_fds=list(inherit_fds),
                 process_group=self._guard.pid,
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=None if shares_stdout else log,
                 stderr=log,

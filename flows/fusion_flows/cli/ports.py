@@ -5,29 +5,40 @@ Covers: choosing free ones and refusing taken ones. Not covered: listening on th
 Invariant: the ports of one call differ.
 """
 
+import contextlib
 import socket
 from collections.abc import Mapping
 
 from fusion_flows.cli.errors import InputError
 
-__all__ = ["LOOPBACK", "check_free", "choose_two"]
+__all__ = ["LOOPBACK", "check_free", "choose"]
 
 LOOPBACK = "127.0.0.1"
 
 
-def choose_two() -> tuple[int, int]:
-    """Two ports that were free a moment ago."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind((LOOPBACK, 0))
-        second.bind((LOOPBACK, 0))
-        return first.getsockname()[1], second.getsockname()[1]
+def choose(count: int, *, below: int = 65536) -> tuple[int, ...]:
+    """Ports that were free a moment ago.
+
+    Args:
+        count: How many.
+        below: All of them are smaller than this.
+    """
+    chosen: list[int] = []
+    with contextlib.ExitStack() as held:
+        while len(chosen) < count:
+            probe = held.enter_context(socket.socket())
+            probe.bind((LOOPBACK, 0))
+            if (port := probe.getsockname()[1]) < below:
+                chosen.append(port)
+    return tuple(chosen)
 
 
-def check_free(asked: Mapping[str, int]) -> None:
+def check_free(asked: Mapping[str, int], *, host: str = LOOPBACK) -> None:
     """Refuse ports that somebody listens on, or that are asked for twice.
 
     Args:
         asked: The port of each option.
+        host: The address to listen on.
 
     Raises:
         InputError: A port cannot be bound.
@@ -38,7 +49,7 @@ def check_free(asked: Mapping[str, int]) -> None:
             # As servers do: a port that only waits out its last connections is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((LOOPBACK, port))
+                probe.bind((host, port))
             except OSError as error:
                 raise InputError(
                     f"{option} {port}: the port cannot be used ({error.strerror}); {advice}"

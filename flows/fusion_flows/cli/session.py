@@ -44,7 +44,7 @@ def _execute(request: Request) -> int:
     machine = Machine(
         cores=environment.visible_cores(),
         gpus=environment.visible_gpus(os.environ),
-        free_ports=ports.choose_two(),
+        free_ports=ports.choose(2),
     )
     startup = decide(request, os.environ, machine)
     asked = {"--prefect-port": request.prefect_port, "--dashboard-port": request.dashboard_port}

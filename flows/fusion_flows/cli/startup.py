@@ -45,7 +45,7 @@ class Machine:
 
     cores: Sequence[int]
     gpus: Sequence[str]
-    free_ports: tuple[int, int]
+    free_ports: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,8 +150,8 @@ def test_strangers_do_not_get_in(tmp_path: Path) -> None:
             stranger_here = Security(
                 require_encryption=True,
                 tls_ca_file=str(pool.folder / "authority" / "ca.pem"),
-                tls_client_cert=stranger.tls_client_cert,
-                tls_client_key=stranger.tls_client_key,
+                tls_client_cert=str(other.folder / "eve.pem"),
+                tls_client_key=str(other.folder / "eve.key"),
             )
             for security in (stranger, stranger_here):
                 with pytest.raises(OSError, match=r"(?i)tls|ssl|certificate|timed out|closed"):

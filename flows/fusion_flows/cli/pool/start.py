@@ -1,0 +1,130 @@
+"""Carrying out `fusion up`: prepare, start the supervisor, wait, print.
+
+Invariant: a supervisor whose services do not all answer in time is ended again.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Final
+
+import s3fs  # type: ignore[import-untyped]
+from rich.console import Console
+
+from fusion_flows.cli.errors import StartError
+from fusion_flows.cli.pool.books import address_of
+from fusion_flows.cli.pool.health import unhealthy
+from fusion_flows.cli.pool.place import BrokerPlace
+from fusion_flows.cli.pool.services import BUCKET
+from fusion_flows.cli.pool.setup import Prepared, UpRequest, prepare
+from fusion_flows.cli.ports import LOOPBACK
+from fusion_tasks import settings
+
+__all__ = ["bring_up"]
+
+READY_TIMEOUT_S: Final = 120.0
+END_TIMEOUT_S: Final = 30.0
+POLL_S: Final = 0.2
+SUPERVISOR: Final = (sys.executable, "-P", "-m", "fusion_flows.cli.pool.supervisor")
+
+
+def bring_up(request: UpRequest, *, foreground: bool) -> None:
+    """Start the pool of this home, unless it is up, and say how to reach it.
+
+    Raises:
+        CliError: It cannot be started; the reason is the message.
+        SecurityError: What was kept of it is damaged.
+    """
+    console = Console()
+    place = BrokerPlace(home=settings.current().home)
+    is_up = place.supervisor() is not None
+    prepared = prepare(place, request, os.environ, is_up=is_up)
+    command = [*SUPERVISOR, str(place.home)]
+    if foreground and not is_up:
+        _say(console, prepared, place)
+        os.execv(command[0], command)
+    if is_up:
+        console.print("the pool is up already")
+    else:
+        _start(command, prepared, place, console)
+    _say(console, prepared, place)
+
+
+def _start(command: list[str], prepared: Prepared, place: BrokerPlace, console: Console) -> None:
+    log = place.logs / "supervisor.log"
+    with log.open("ab") as said:
+        supervisor = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            cwd="/",
+            start_new_session=True,
+        )
+    try:
+        with console.status("starting the broker") as status:
+            _wait(supervisor, prepared, place, status.update)
+        _make_bucket(prepared)
+    except BaseException:
+        place.end_supervisor(END_TIMEOUT_S)
+        raise
+
+
+def _wait(
+    supervisor: "subprocess.Popen[bytes]",
+    prepared: Prepared,
+    place: BrokerPlace,
+    tell: Callable[[str], None],
+) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while missing := unhealthy(prepared.operator):
+        tell(f"starting the broker: waiting for {', '.join(missing)}")
+        if supervisor.poll() is not None:
+            words = (place.logs / "supervisor.log").read_text().strip().splitlines()
+            raise StartError(
+                f"the broker did not start: {words[-1] if words else 'it said nothing'}"
+            )
+        if time.monotonic() > deadline:
+            raise StartError(
+                f"{', '.join(missing)} did not answer within {READY_TIMEOUT_S:g} s; their logs are in "
+                f"{place.logs}"
+            )
+        time.sleep(POLL_S)
+
+
+def _make_bucket(prepared: Prepared) -> None:
+    operator = prepared.operator
+    if not operator.own_store:
+        return
+    files = s3fs.S3FileSystem(
+        key=operator.secrets["AWS_ACCESS_KEY_ID"],
+        secret=operator.secrets["AWS_SECRET_ACCESS_KEY"],
+        endpoint_url=operator.secrets["AWS_ENDPOINT_URL"],
+        client_kwargs={"verify": str(operator.ca)},
+        skip_instance_cache=True,
+        use_listings_cache=False,
+    )
+    if not files.exists(BUCKET):
+        files.mkdir(BUCKET)
+
+
+def _say(console: Console, prepared: Prepared, place: BrokerPlace) -> None:
+    state = prepared.state
+    lines = {
+        "Prefect UI": f"{prepared.operator.prefect_url.removesuffix('/api')}"
+        f"  (the password is PREFECT_API_AUTH_STRING in {place.folder / 'state.json'})",
+        "scheduler": prepared.operator.scheduler,
+        "store": state.store + ("" if state.ports.store is None else "  (this pool's own)"),
+        "dashboard": f"http://{LOOPBACK}:{state.ports.dashboard}  (from this machine only)"
+        if find_spec("bokeh")
+        else "none; pip install bokeh for one",
+        "logs": str(place.logs),
+    }
+    for name, text in lines.items():
+        console.print(f"{name:<11}{text}", highlight=False, markup=False, soft_wrap=True)
+    console.print("\non each machine with GPUs:", highlight=False)
+    line = f"fusion join {address_of(state)} --token {prepared.token}"
+    console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
