@@ -19,18 +19,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from fusion_dask.devices.share import Share
 from fusion_flows.cli import prefect_home
-from fusion_flows.cli.environment import Share
 from fusion_flows.cli.group import Child, ProcessGroup
 from fusion_flows.cli.ports import LOOPBACK
 from fusion_flows.cli.startup import Startup
 
-__all__ = ["Cluster", "start"]
+__all__ = ["PYTHON", "WORKER", "Cluster", "start"]
 
 # -P: neither the current folder nor that of a script may shadow what a child imports.
 PYTHON: Final = (sys.executable, "-P", "-m")
 # A worker whose scheduler never comes up ends by itself after this time.
 DEATH_TIMEOUT_S: Final = 120
+#: Options of every worker: one task thread, and nothing that listens but its comm.
+WORKER: Final = (
+    *("--nthreads", "1", "--no-nanny", "--memory-limit", "0"),
+    *("--no-dashboard", "--dashboard-address", f"{LOOPBACK}:0"),
+    *("--preload", "fusion_dask.worker", "--preload", "fusion_flows.cli.runlog"),
+)
 # What only deployments, work pools and automations need; a run that is started here has none.
 SERVICES_OFF: Final = {
     f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false"
@@ -77,11 +83,9 @@ def _start_scheduler(
     group: ProcessGroup, port: int, environment: Mapping[str, str], *, dashboard_port: int | None
 ) -> Child:
     """Start the scheduler with the broker in it."""
-    dashboard = (
-        ["--no-dashboard"]
-        if dashboard_port is None
-        else ["--dashboard-address", f"{LOOPBACK}:{dashboard_port}"]
-    )
+    # Without the address its web server would listen on every one.
+    dashboard = ["--dashboard-address", f"{LOOPBACK}:{dashboard_port or 0}"]
+    dashboard += [] if dashboard_port else ["--no-dashboard"]
     command = [*PYTHON, "distributed.cli.dask_scheduler", "--host", LOOPBACK, "--port", str(port)]
     return group.start(
         "scheduler",
@@ -95,15 +99,18 @@ def _start_workers(
     group: ProcessGroup, address: str, environment: Mapping[str, str], shares: Sequence[Share]
 ) -> list[Child]:
     """Start one worker for each share of the machine."""
-    fixed = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"]
-    fixed += ["--host", LOOPBACK, "--local-directory", str(group.folder)]
+    fixed = [*WORKER, "--host", LOOPBACK, "--local-directory", str(group.folder)]
     fixed += ["--death-timeout", str(DEATH_TIMEOUT_S)]
-    fixed += ["--preload", "fusion_dask.worker", "--preload", "fusion_flows.cli.runlog"]
     return [
         group.start(
             f"w{index}",
             [*PYTHON, "distributed.cli.dask_worker", address, "--name", f"w{index}", *fixed],
-            environment={**environment, **share.as_environment(), "PYTHONUNBUFFERED": "1"},
+            environment={
+                **environment,
+                **share.as_environment(),
+                "PYTHONUNBUFFERED": "1",
+                "FUSION_PROBE_S": "0",
+            },
             # What a task of the person prints is for the person.
             shares_stdout=True,
         )

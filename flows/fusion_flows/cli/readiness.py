@@ -6,7 +6,6 @@ covered: starting them (`cluster.py`).
 Invariant: every wait has a deadline and ends at once when a child that is waited for has ended.
 """
 
-import asyncio
 import http.client
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +13,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import psutil  # type: ignore[import-untyped]
-from distributed import rpc
 
+from fusion_dask.errors import ClusterError
 from fusion_flows.cli.cluster import Cluster
 from fusion_flows.cli.errors import InputError, StartError
 from fusion_flows.cli.group import Child
+from fusion_flows.cli.scheduler import ask
 from fusion_flows.cli.startup import Startup
 
 __all__ = [
@@ -84,17 +84,11 @@ def is_healthy(url: str, timeout_s: float = 1.0) -> bool:
 
 def identity(address: str, timeout_s: float = 1.0) -> dict[str, Any] | None:
     """What a scheduler says of itself, or None if none answers at that address."""
-
-    async def ask() -> dict[str, Any]:
-        async with rpc(address, timeout=timeout_s) as scheduler:
-            answer: dict[str, Any] = await scheduler.identity()
-            return answer
-
     try:
-        return asyncio.run(asyncio.wait_for(ask(), timeout_s))
-    except (OSError, TimeoutError, MemoryError):
-        # MemoryError: another protocol answers, and its greeting reads as an enormous length.
+        answer: dict[str, Any] = ask(address, "identity", timeout_s=timeout_s)
+    except ClusterError:
         return None
+    return answer
 
 
 def probe_cluster(address: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from fusion_dask.devices.find import cpu_device, find_gpus
 from fusion_flows.cli import environment, ports, signals, store
 from fusion_flows.cli.errors import InputError
 from fusion_flows.cli.location import locate
@@ -43,7 +44,8 @@ def _execute(request: Request) -> int:
     location = locate(request.target)
     machine = Machine(
         cores=environment.visible_cores(),
-        gpus=environment.visible_gpus(os.environ),
+        cpu=cpu_device(),
+        gpus=find_gpus(),
         free_ports=ports.choose(2),
     )
     startup = decide(request, os.environ, machine)

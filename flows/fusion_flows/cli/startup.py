@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from fusion_dask.devices.find import Device
+from fusion_dask.devices.share import Share, share_out
 from fusion_flows.cli import environment
-from fusion_flows.cli.environment import Share
 from fusion_flows.cli.errors import InputError
 from fusion_flows.cli.ports import LOOPBACK
 from fusion_tasks import settings
@@ -41,10 +42,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What this machine offers: cores, GPUs and two free ports."""
+    """What this machine offers: cores, its CPU and GPUs, and two free ports."""
 
     cores: Sequence[int]
-    gpus: Sequence[str]
+    cpu: Device
+    gpus: Sequence[Device]
     free_ports: tuple[int, ...]
 
 
@@ -97,10 +99,10 @@ def decide(request: Request, environ: Mapping[str, str], machine: Machine) -> St
     running = request.cluster or (None if given else known.cluster)
     address = running or f"tcp://{LOOPBACK}:{scheduler_port}"
     url, prefect_port = _prefect(request, environ, free_port)
-    workers = request.workers or max(DEFAULT_WORKERS, len(machine.gpus))
-    shares = environment.shares(
-        workers, cores=machine.cores, gpus=machine.gpus, threads=request.threads_per_worker
-    )
+    workers = request.workers or len(machine.gpus) or DEFAULT_WORKERS
+    # A GPU has one worker; those beyond the GPUs compute on the CPU.
+    devices = [*machine.gpus, *[machine.cpu] * workers][:workers]
+    shares = share_out(devices, cores=machine.cores, threads=request.threads_per_worker)
     return Startup(
         cluster=address,
         scheduler_port=None if running else scheduler_port,

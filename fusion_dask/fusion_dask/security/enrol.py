@@ -55,7 +55,8 @@ def enrol(address: str, token: str, *, name: str, home: Path, timeout_s: float =
         "versions": versions(),
     }
     answer = _ask(url, ca_pem, request, timeout_s)
-    identity = _identity(answer, host, port, pool_folder(home, host, port), name)
+    folder = pool_folder(home, host, port, Role(answer["role"]))
+    identity = _identity(answer, host, port, folder, name)
     certificate_pem = str(answer["certificate"]).encode()
     save(identity, key_pem=key_pem, certificate_pem=certificate_pem, ca_pem=ca_pem)
     return identity

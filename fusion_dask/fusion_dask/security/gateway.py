@@ -9,11 +9,13 @@ Run by `fusion up`:  python -P -m fusion_dask.security.gateway FOLDER
 Covers: the three answers. Not covered: what the broker's other services do with a certificate.
 
 Invariant: a secret leaves only in answer to a valid token; no request makes the gateway keep anything
-but one more serial in the token book.
+but one more serial in the token book, and its log has no secret and no line that a joiner wrote.
 """
 
+import asyncio
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -38,7 +40,14 @@ __all__ = ["create_app", "main"]
 
 MEMBER_DAYS: Final = 30.0
 BODY_BYTES: Final = 64 * 1024
+HEADER_BYTES: Final = 16 * 1024
+#: Longest time that a request may take to arrive.
+BODY_S: Final = 10.0
 IDLE_S: Final = 5
+CONNECTIONS: Final = 200
+#: What the broker takes for the name of a provider.
+NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+VERSION: Final = re.compile(r"[A-Za-z0-9.+!_-]{1,40}")
 
 logger = logging.getLogger(__name__)
 
@@ -130,10 +139,14 @@ async def _say_no(request: Request, error: Exception) -> Response:
 
 async def _body(request: Request) -> bytes:
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_BYTES:
-            raise _Refused(413, "request", f"a request has at most {BODY_BYTES} bytes")
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > BODY_BYTES:
+                    raise _Refused(413, "request", f"a request has at most {BODY_BYTES} bytes")
+    except TimeoutError:
+        raise _Refused(408, "request", f"a request arrives within {BODY_S:g} s") from None
     return bytes(body)
 
 
@@ -148,8 +161,20 @@ def _parse(body: bytes) -> dict[str, Any]:
     for name, kind in fields.items():
         if not isinstance(wanted[name], kind):
             raise _Refused(400, "request", f"{name} is not of the type {kind.__name__}")
-    if not 0 < len(wanted["name"]) <= 100 or not wanted["name"].isprintable():
-        raise _Refused(400, "request", "name is not a printable text of 1 to 100 letters")
+    if not NAME.fullmatch(wanted["name"]):
+        raise _Refused(
+            400,
+            "request",
+            "a name has 1 to 100 letters, digits, dots, dashes and underscores, and does not begin "
+            "with a dot",
+        )
+    # Answers and the log repeat them.
+    if not all(
+        isinstance(text, str) and VERSION.fullmatch(text) for text in wanted["versions"].values()
+    ):
+        raise _Refused(400, "request", "versions has something that is not a version")
+    if not wanted["csr"].isascii():
+        raise _Refused(400, "request", "csr is not in the PEM form")
     return wanted
 
 
@@ -171,11 +196,16 @@ def main(folder: Path) -> None:
         port=state.ports.gateway,
         ssl_certfile=certificate,
         ssl_keyfile=key,
+        # The one that has a limit for headers.
+        http="h11",
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        ws="none",
+        lifespan="off",
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_keep_alive=IDLE_S,
-        limit_concurrency=200,
+        limit_concurrency=CONNECTIONS,
     )
 
 

@@ -135,20 +135,20 @@ def pools(home: Path) -> list[Identity]:
     return [identity for identity in map(load, folders) if identity.expires > time.time()]
 
 
-def find(home: Path, address: str) -> Identity | None:
-    """The membership of the pool whose gateway is `address`, or None.
+def find(home: Path, address: str, role: Role) -> Identity | None:
+    """The membership in a role of the pool whose gateway is `address`, or None.
 
     Raises:
         SecurityError: The address is not one.
     """
     host, port = host_and_port(address)
-    wanted = pool_folder(home, host, port)
+    wanted = pool_folder(home, host, port, role)
     return next((identity for identity in pools(home) if identity.folder == wanted), None)
 
 
-def pool_folder(home: Path, host: str, port: int) -> Path:
-    """Where the membership of a pool is kept."""
-    return home / "pools" / f"{host.replace(':', '_')}-{port}"
+def pool_folder(home: Path, host: str, port: int, role: Role) -> Path:
+    """Where a membership of a pool is kept: a machine may be a provider and a user of one pool."""
+    return home / "pools" / f"{role}-{host.replace(':', '_')}-{port}"
 
 
 def host_and_port(address: str) -> tuple[str, int]:

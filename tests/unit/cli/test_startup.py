@@ -1,16 +1,16 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fusion_dask.config import DASK_CONFIG, as_environment
-from fusion_flows.cli import environment
+from fusion_dask.devices.find import Device
 from fusion_flows.cli.errors import InputError
 from fusion_flows.cli.startup import Machine, Request, Startup, decide
 from fusion_tasks import settings
 
-MACHINE = Machine(cores=[0, 1, 2, 3], gpus=[], free_ports=(7001, 7002))
+CPU = Device(kind="cpu", id="cpu", name="CPU", index=0, memory_bytes=1)
+GPUS = [Device(kind="cuda", id=f"GPU-{i}", name="RTX", index=i, memory_bytes=1) for i in range(3)]
+MACHINE = Machine(cores=[0, 1, 2, 3], cpu=CPU, gpus=[], free_ports=(7001, 7002))
 HOME = {"FUSION_HOME": "/home/of/fusion"}
 
 
@@ -62,27 +62,10 @@ def test_what_a_person_has_set_stays_and_a_proxy_is_for_others() -> None:
 
 
 def test_one_worker_for_each_gpu() -> None:
-    machine = Machine(cores=[0, 1], gpus=["0", "1", "2"], free_ports=(7001, 7002))
+    machine = Machine(cores=[0, 1], cpu=CPU, gpus=GPUS, free_ports=(7001, 7002))
     made = decide(Request(target="x"), HOME, machine)
     chosen = [share.as_environment()["CUDA_VISIBLE_DEVICES"] for share in made.shares]
-    assert chosen == ["0", "1", "2"]
-
-
-@given(st.integers(1, 9), st.integers(1, 9))
-def test_shares_are_disjoint_while_there_are_enough_cores(workers: int, cores: int) -> None:
-    shares = environment.shares(workers, cores=range(cores), gpus=[], threads=None)
-    taken = [core for share in shares for core in share.cores]
-    assert len(shares) == workers
-    assert set(taken) <= set(range(cores))
-    assert len(set(taken)) == min(cores, len(taken))
-    assert {share.threads for share in shares} == {max(1, cores // workers)}
-
-
-@pytest.mark.parametrize(
-    ("value", "gpus"), [("0,1", ["0", "1"]), ("", []), ("-1", []), ("GPU-a, 2", ["GPU-a", "2"])]
-)
-def test_gpus_that_were_chosen(value: str, gpus: list[str]) -> None:
-    assert environment.visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == gpus
+    assert chosen == ["GPU-0", "GPU-1", "GPU-2"]
 
 
 def test_dask_settings_exist_in_dask() -> None:

@@ -20,7 +20,7 @@ from fusion_dask.security.roles import Role
 
 def keep(home: Path, host: str, *, expires_s: float = 60.0) -> Identity:
     identity = Identity(
-        folder=pool_folder(home, host, 8788),
+        folder=pool_folder(home, host, 8788, Role.PROVIDER),
         role=Role.PROVIDER,
         name="box",
         host=host,
@@ -48,9 +48,10 @@ def test_only_memberships_that_are_valid_are_found(tmp_path: Path) -> None:
     keep(tmp_path, "192.0.2.7")
     keep(tmp_path, "192.0.2.8", expires_s=-1.0)
     assert [identity.host for identity in pools(tmp_path)] == ["192.0.2.7"]
-    assert find(tmp_path, "192.0.2.7") is not None
-    assert find(tmp_path, "192.0.2.7:1") is None
-    assert find(tmp_path, "192.0.2.8") is None
+    assert find(tmp_path, "192.0.2.7", Role.PROVIDER) is not None
+    assert find(tmp_path, "192.0.2.7", Role.USER) is None
+    assert find(tmp_path, "192.0.2.7:1", Role.PROVIDER) is None
+    assert find(tmp_path, "192.0.2.8", Role.PROVIDER) is None
 
 
 def test_the_environment_names_files_and_services(tmp_path: Path) -> None:

@@ -93,10 +93,9 @@ def _scheduler(place: BrokerPlace, state: BrokerState, base: Mapping[str, str]) 
     command += ["--host", state.host, "--port", str(state.ports.scheduler)]
     command += ["--tls-ca-file", str(place.authority / "ca.pem")]
     command += ["--tls-cert", str(certificate), "--tls-key", str(key)]
-    if find_spec("bokeh") is None:
-        command += ["--no-dashboard"]
-    else:
-        command += ["--dashboard-address", f"{LOOPBACK}:{state.ports.dashboard}"]
+    # Without the option its web server would listen on every address.
+    command += ["--dashboard-address", f"{LOOPBACK}:{state.ports.dashboard}"]
+    command += [] if find_spec("bokeh") else ["--no-dashboard"]
     command += ["--preload", "fusion_dask.broker", "--preload", "prefect_dask"]
     environment = {
         **base,

@@ -212,7 +212,7 @@ def _operator(home: Path, state: BrokerState, authority: Authority) -> Identity:
     own_store = state.ports.store is not None
     endpoint = {"AWS_ENDPOINT_URL": f"https://{host}:{state.ports.store}"} if own_store else {}
     identity = Identity(
-        folder=pool_folder(home, host, state.ports.gateway),
+        folder=pool_folder(home, host, state.ports.gateway, Role.USER),
         role=Role.USER,
         name=getpass.getuser(),
         host=host,
