@@ -10,10 +10,11 @@ Invariant: `GRACE_S` after the first signal this process has ended.
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
-__all__ = ["Interrupted", "install", "leave_within_grace"]
+__all__ = ["Interrupted", "install", "leave_within_grace", "listen"]
 
 GRACE_S: Final = 20.0
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -46,6 +47,24 @@ def install() -> None:
 
     for number in SIGNALS:
         signal.signal(number, on_signal)
+
+
+def listen() -> Sequence[int]:
+    """Note the first signal instead, for one who finishes in his own time; leave on the second.
+
+    Returns:
+        The signals that were received; it grows.
+    """
+    received: list[int] = []
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+
+    for number in SIGNALS:
+        signal.signal(number, on_signal)
+    return received
 
 
 def leave_within_grace(code: int) -> None:
