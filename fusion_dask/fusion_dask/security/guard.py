@@ -4,10 +4,16 @@ Dask's TLS lets in whoever has a certificate of the pool, and whoever is in may 
 looks at the certificate of each connection: a provider offers a worker and does not submit work, a user
 submits work and is no worker, and a certificate that was taken back opens nothing.
 
-Covers: the operations of a scheduler and of a worker, by name. Connections without TLS (an embedded
-cluster on the loopback) are left alone. Not covered: what a member can do with a protocol of his own
-making. Dask's messages carry pickles, so a member who writes such a client could still run code on the
-machines that he reaches: membership is trust, and the guard is against what Dask's own tools allow.
+Covers: the operations of a scheduler and of a worker, by name. Streams need no guard of their own: each
+begins with `register-client` or `register-worker`. Connections without TLS (an embedded cluster on the
+loopback) are left alone.
+
+Not covered: what a member can do with a protocol of his own making. Dask's messages carry pickles, so a
+member who writes such a client could still run code on the machines that he reaches: membership is trust,
+and the guard is against what Dask's own tools allow. Refusing before unpickling is not possible from
+here: the `deserializers` of a connection govern `Serialized` parts only, those marked `Pickled` are
+unpickled while the message is decoded, before anybody has seen its operation. Nor does the guard look at
+arguments: a provider may say that another's worker leaves.
 
 Invariant: an operation that is added to the server later is guarded too.
 """
@@ -18,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from distributed.core import Server, Status
+from distributed.core import Server, Status, error_message
 
 from fusion_dask.errors import SecurityError
 from fusion_dask.security.roles import Role, role_of, serial_of
@@ -26,6 +32,7 @@ from fusion_dask.security.roles import Role, role_of, serial_of
 __all__ = [
     "PROVIDER_AT_SCHEDULER",
     "PROVIDER_AT_WORKER",
+    "Refused",
     "guard",
     "scheduler_allows",
     "worker_allows",
@@ -81,6 +88,14 @@ PROVIDER_AT_WORKER: Final = frozenset(
         "shuffle_receive",
     }
 )
+
+
+class Refused(SecurityError, ImportError):
+    """The guard does not let this certificate call this operation.
+
+    An ImportError, since that is what makes Dask's client close itself: after an OSError it tries again,
+    after anything else it is left half open and its own `close` fails.
+    """
 
 
 def scheduler_allows(role: Role | None, operation: str) -> bool:
@@ -172,7 +187,7 @@ class _Guarded(dict[str, Callable[..., Any]]):
 
 
 async def _refuse(comm: Any, operation: str, reason: str) -> object:  # noqa: ANN401 - Dask's types
-    """Answer so that the caller's Dask reports the reason, or raise it."""
+    """Answer so that the caller's Dask reports the reason."""
     # Those who register ask for no reply, and wait for the first message of their stream.
     if operation == "register-client":
         await comm.write([{"op": "stream-start", "error": reason}])
@@ -180,5 +195,5 @@ async def _refuse(comm: Any, operation: str, reason: str) -> object:  # noqa: AN
     if operation == "register-worker":
         await comm.write({"status": "error", "message": reason, "time": time.time()})
         return Status.dont_reply
-    # Not a PermissionError: Dask takes every OSError for a bad connection and tries again.
-    raise SecurityError(reason)
+    # Raised here, Dask would log a traceback of this module for each.
+    return error_message(Refused(reason), status="uncaught-error")
