@@ -5,7 +5,8 @@ looks at the certificate of each connection: a provider offers a worker and does
 submits work and is no worker, and a certificate that was taken back opens nothing.
 
 Covers: the operations of a scheduler and of a worker, by name. Streams need no guard of their own: each
-begins with `register-client` or `register-worker`. Connections without TLS (an embedded cluster on the
+begins with `register-client` or `register-worker`, and Dask adds `worker=` to all that comes over a
+worker's, which no handler meant for clients takes. Connections without TLS (an embedded cluster on the
 loopback) are left alone.
 
 Not covered: what a member can do with a protocol of his own making. Dask's messages carry pickles, so a

@@ -1,6 +1,7 @@
 """The door of a real scheduler: what each kind of certificate opens, over real TLS."""
 
 import asyncio
+import inspect
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -298,5 +299,23 @@ def test_every_operation_that_is_named_exists(tmp_path: Path) -> None:
             # Handlers of ours come with our plugin, and no new Dask renames them.
             named = {name for name in PROVIDER_AT_WORKER if not name.startswith("fusion_")}
             assert set(worker.handlers) >= named
+
+    asyncio.run(scenario())
+
+
+def test_the_stream_of_a_worker_takes_no_operation_of_a_client(tmp_path: Path) -> None:
+    """Both kinds share one table; what keeps them apart is the `worker=` that Dask adds."""
+
+    async def scenario() -> None:
+        async with scheduler_of(make_pool(tmp_path)) as scheduler:
+            signatures = {
+                name: inspect.signature(handler).parameters
+                for name, handler in scheduler.stream_handlers.items()
+            }
+            for_clients = {name: of for name, of in signatures.items() if "client" in of}
+            assert for_clients.keys() >= {"update-graph", "update-data", "cancel-keys"}
+            for name, of in for_clients.items():
+                assert "worker" not in of, name
+                assert not any(one.kind is one.VAR_KEYWORD for one in of.values()), name
 
     asyncio.run(scenario())
