@@ -71,22 +71,28 @@ IDLE_SHARE: Final = 0.25
 
 def block_seconds(model: ModelCost, profile: Profile, merge: int = 1) -> tuple[Floats, Floats]:
     """Forward and backward seconds of every block on one worker, for one merged microbatch."""
+    return _roofline(_demands(model, merge), model, profile)
+
+
+def _demands(model: ModelCost, merge: int) -> Floats:
+    """Forward FLOPs and bytes, backward FLOPs and bytes, a column a block."""
+    rows = [
+        (
+            b.forward_flops * merge,
+            b.forward_bytes * merge + b.streamed_bytes,
+            b.backward_flops * merge,
+            b.backward_bytes * merge + b.streamed_bytes + 2 * b.gradient_bytes,
+        )
+        for b in model.blocks
+    ]
+    return np.array(rows).T
+
+
+def _roofline(demands: Floats, model: ModelCost, profile: Profile) -> tuple[Floats, Floats]:
     efficiency = profile.efficiency or EFFICIENCY.get(model.dtype, _OTHER_EFFICIENCY)
-    rate = _rate(model, profile) * efficiency
-    bandwidth = profile.memory_bytes_per_s
-    rows = np.array(
-        [
-            (
-                b.forward_flops * merge,
-                b.forward_bytes * merge + b.streamed_bytes,
-                b.backward_flops * merge,
-                b.backward_bytes * merge + b.streamed_bytes + 2 * b.gradient_bytes,
-            )
-            for b in model.blocks
-        ]
-    )
-    forward: Floats = np.maximum(rows[:, 0] / rate, rows[:, 1] / bandwidth)
-    backward: Floats = np.maximum(rows[:, 2] / rate, rows[:, 3] / bandwidth)
+    rate, bandwidth = _rate(model, profile) * efficiency, profile.memory_bytes_per_s
+    forward: Floats = np.maximum(demands[0] / rate, demands[1] / bandwidth)
+    backward: Floats = np.maximum(demands[2] / rate, demands[3] / bandwidth)
     return forward, backward
 
 
@@ -156,7 +162,8 @@ class CostModel:
         self.workload = workload
         self.tables = Tables.of(model, workload, merge)
         self.links = LinkTable.of(pool) if links is None else links
-        seconds = [block_seconds(model, w.profile, merge) for w in pool]
+        demands = _demands(model, merge)
+        seconds = [_roofline(demands, model, w.profile) for w in pool]
         self.forward = np.array([_prefix(f) for f, _ in seconds])
         self.backward = np.array([_prefix(b) for _, b in seconds])
         self.free_bytes = np.array([float(w.profile.free_memory_bytes) for w in pool])

@@ -1,10 +1,9 @@
 """Good orders of workers for pools that are too large to try everything.
 
-First guesses: for each cluster the fastest (and the roomiest) workers in it, in the order of the
-line, in both directions, and inside them by falling memory, since early stages hold more microbatches.
-Then steepest descent over neighbouring orders: swap two, move one, turn a piece around, take an
-unused worker instead of one, add one, leave one out. Each order is cut by `chain.cuts_for` and its
-candidates are evaluated exactly.
+Steepest descent from first guesses (`guesses.py`) over neighbouring orders: swap two, move one, turn a
+piece around, take an unused worker instead of one, add one, leave one out. Each order is cut by
+`chain.cuts_for` and its candidates are evaluated exactly; the cuts of the best one are then shifted by
+single blocks, which repairs what the programme's period and fill do not see.
 
 The effort is a number of table elements, not seconds: the same input gives the same plan.
 """
@@ -16,19 +15,22 @@ from typing import Final
 
 import numpy as np
 
-from fusion_dask.planner.chain import cuts_for
-from fusion_dask.planner.clusters import Clustering
-from fusion_dask.planner.cost_model import CostModel, device_key
-from fusion_dask.planner.evaluate import Best, Setting, best
+from fusion_dask.planner.chain import LIMITS, cuts_for
+from fusion_dask.planner.cost_model import Candidates, CostModel, device_key
+from fusion_dask.planner.evaluate import ACTIONS, Best, Setting, best
 
-__all__ = ["Effort", "descend", "first_orders", "try_orders"]
+__all__ = ["Effort", "descend", "shift_cuts", "try_orders"]
 
 Order = tuple[int, ...]
 
 #: Limits during the search; the last evaluation tries all of `chain.LIMITS`.
 FEW_LIMITS: Final = (1.0, 1.15)
-#: Neighbours of one order that are tried in a round at most.
+#: Blocks of a model for which trying all of `chain.LIMITS` costs nothing.
+SMALL: Final = 32
+#: Orders of one length that are tried at once at most.
 NEIGHBOURS: Final = 600
+#: Share of what is left that one round may spend on orders of one length.
+ROUND: Final = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,35 +39,21 @@ class Effort:
 
     elements: float
 
-    def pay(self, model: CostModel, orders: Sequence[Order]) -> int:
-        """How many of these orders can be paid for."""
-        each = sum(map(len, orders)) / max(1, len(orders)) * (model.tables.count + 1) ** 2
-        many = min(len(orders), int(self.elements / max(1.0, each)))
+    def pay(self, model: CostModel, orders: Sequence[Order]) -> list[Order]:
+        """As many of these orders as can be paid for, evenly."""
+        if not orders:
+            return []
+        each = len(orders[0]) * (model.tables.count + 1) ** 2 * (1 + len(FEW_LIMITS))
+        many = min(len(orders), NEIGHBOURS, int(self.elements / each))
         self.elements -= many * each
-        return many
+        step = len(orders) / max(1, many)
+        return [orders[int(i * step)] for i in range(many)]
 
-
-def first_orders(
-    model: CostModel, clustering: Clustering, members: Sequence[int], size: int
-) -> list[Order]:
-    """First guesses for pipelines of `size` workers."""
-    place = {worker: i for i, worker in enumerate(clustering.line)}
-    speed = 1.0 / (model.forward[:, -1] + model.backward[:, -1])
-    found: dict[Order, None] = {}
-    for group in reversed(clustering.groups):
-        if len(group) < size:
-            continue
-        for worth in (speed, model.free_bytes, speed * model.free_bytes):
-            places = np.array([place[w] for w in group])
-            ranked = np.lexsort((places, -worth[list(group)]))
-            chosen = [group[i] for i in ranked[:size]]
-            line = tuple(sorted(chosen, key=place.__getitem__))
-            found[line] = None
-            found[line[::-1]] = None
-            found[tuple(sorted(chosen, key=lambda w: (-model.free_bytes[w], place[w])))] = None
-    if size == 1:
-        found |= dict.fromkeys((m,) for m in members)
-    return list(found)
+    def part(self, share: float) -> "Effort":
+        """Take a share of what is left for something."""
+        taken = self.elements * share
+        self.elements -= taken
+        return Effort(elements=taken)
 
 
 def try_orders(
@@ -73,13 +61,42 @@ def try_orders(
     orders: Sequence[Order],
     setting: Setting,
     incumbent: Best | None,
-    limits: Sequence[float] = FEW_LIMITS,
+    limits: Sequence[float] | None = None,
 ) -> Best | None:
     """The best pipeline along any of these orders, which are equally long, or the incumbent."""
     if not orders:
         return incumbent
+    if limits is None:
+        limits = LIMITS if model.tables.count <= SMALL else FEW_LIMITS
     candidates = cuts_for(model, np.array(orders, dtype=np.intp).T, setting, limits)
-    return best(model, candidates, setting, incumbent)
+    return best(model, candidates, setting, incumbent, exact=False)
+
+
+def shift_cuts(model: CostModel, start: Best, setting: Setting) -> Best:
+    """The best pipeline that shifting one cut, or two, by a block leads to, step by step."""
+    count = start.candidates.edges.shape[0] - 2
+    if count < 1:
+        return start
+    singles = [{i: d} for i in range(count) for d in (-1, 1)]
+    pairs = [
+        {i: d, j: e} for i, j in combinations(range(count), 2) for d in (-1, 1) for e in (-1, 1)
+    ]
+    shifts = np.zeros((count + 2, len(singles) + len(pairs)), dtype=np.intp)
+    for column, shift in enumerate([*singles, *pairs]):
+        for i, d in shift.items():
+            shifts[i + 1, column] = d
+    shifts = shifts[:, : NEIGHBOURS + len(singles)]
+    while True:
+        edges = start.candidates.edges + shifts
+        edges = edges[:, (np.diff(edges, axis=0) > 0).all(axis=0)]
+        workers = np.repeat(start.candidates.workers, edges.shape[1], axis=1)
+        shifted = Candidates(
+            workers=workers, edges=edges, recomputes=np.zeros(workers.shape, dtype=np.bool_)
+        )
+        found = best(model, shifted, setting, start, exact=False)
+        if found is None or found is start:
+            return start
+        start = found
 
 
 def descend(
@@ -101,25 +118,24 @@ def descend(
         effort: What may be spent.
         resize: Workers may be added and left out.
     """
+    # Where a schedule takes long to evaluate, the cuts are shifted only once the order is found.
+    cheap = setting.microbatches * len(start.candidates.workers) <= ACTIONS // 64
+    if cheap:
+        start = shift_cuts(model, start, setting)
     while True:
         order = tuple(int(w) for w in start.candidates.workers[:, 0])
         order = order[: len(order) // setting.chunks]
         found: Best | None = start
         for orders in _neighbourhood(model, order, members, setting, resize=resize):
-            orders = _thin(orders)
-            found = try_orders(model, orders[: effort.pay(model, orders)], setting, found)
+            part = effort.part(ROUND)
+            found = try_orders(model, part.pay(model, orders), setting, found)
+            effort.elements += part.elements
         assert found is not None
-        if found is start or effort.elements <= 0:
+        if found is not start and cheap:
+            found = shift_cuts(model, found, setting)
+        if found is start or effort.elements < 1:
             return found
         start = found
-
-
-def _thin(orders: list[Order]) -> list[Order]:
-    """At most `NEIGHBOURS` of them, evenly."""
-    if len(orders) <= NEIGHBOURS:
-        return orders
-    step = len(orders) / NEIGHBOURS
-    return [orders[int(i * step)] for i in range(NEIGHBOURS)]
 
 
 def _neighbourhood(

@@ -22,8 +22,9 @@ from fusion_dask.planner.clusters import Clustering, cluster
 from fusion_dask.planner.cost_model import CostModel
 from fusion_dask.planner.evaluate import Best, Setting, best
 from fusion_dask.planner.exhaustive import count, every, twins
+from fusion_dask.planner.guesses import first_orders
 from fusion_dask.planner.links import LinkTable
-from fusion_dask.planner.local import Effort, descend, first_orders, try_orders
+from fusion_dask.planner.local import Effort, descend, shift_cuts, try_orders
 from fusion_dask.planner.model_cost import merged_at
 from fusion_dask.planner.records import (
     Capabilities,
@@ -40,11 +41,18 @@ from fusion_dask.planner.schedule import can_run
 __all__ = ["EFFORT", "Found", "PipelineSearch", "placed"]
 
 #: Up to so many candidates everything is tried; about a second.
-EXACT: Final = 150_000
+EXACT: Final = 1_000_000
 #: Table elements that a search spends by default; a few seconds.
-EFFORT: Final = 2e8
-#: Blocks of a model that is searched as it is.
+EFFORT: Final = 3e8
+#: Blocks of a model that is searched as it is; with little effort.
 FINE: Final = 96
+COARSE: Final = 48
+#: Less effort than this is little.
+QUICK: Final = 3e7
+#: Effort for a pipeline like a known one.
+LIKE: Final = 2e6
+#: First guesses that are improved.
+STARTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +63,6 @@ class Found:
     setting: Setting
     merge: int
     members: tuple[int, ...]
-
-    def beats(self, other: "Found | None") -> bool:
-        """Strictly better."""
-        return other is None or self.best.beats(other.best)
 
 
 class PipelineSearch:
@@ -127,7 +131,26 @@ class PipelineSearch:
             )
             if total <= EXACT:
                 return self._everything(members, classes, sizes, settings)
-        return self._search(members, sizes, settings, Effort(elements=effort))
+        searched = self._search(members, sizes, settings, Effort(elements=effort))
+        if effort < QUICK:
+            settings = [(m, s) for m, s in settings if searched and m == searched[0].merge]
+        polished = [p for f in searched[:2] if (p := self.polish(f, settings)) is not None]
+        return min(polished, key=_rank, default=None)
+
+    def find_like(self, members: Sequence[int], microbatches: int, like: Found) -> Found | None:
+        """A pipeline of about the length and with the schedule of another one; a matter of 50 ms."""
+        merge = like.merge if microbatches % like.merge == 0 else 1
+        setting = replace(like.setting, microbatches=microbatches // merge)
+        near = len(_order(like.best, like.setting))
+        sizes = [
+            s
+            for s in self._possible(self._sizes(len(members)), setting)
+            if 0.7 * near <= s <= 1.4 * near or s == len(members)
+        ]
+        blocks = COARSE if len(self.model.blocks) > COARSE else None
+        found = self._guesses(members, sizes, [(merge, setting)], blocks, Effort(elements=LIKE))
+        polished = (self.polish(f, [(merge, setting)], shift=False) for f in found)
+        return next((p for p in polished if p is not None), None)
 
     def refit(self, found: Found, microbatches: int) -> Found | None:
         """The same pipeline with another number of merged microbatches, where it runs and fits."""
@@ -204,66 +227,72 @@ class PipelineSearch:
         sizes: Sequence[int],
         settings: Sequence[tuple[int, Setting]],
         effort: Effort,
-    ) -> Found | None:
-        clustering = self.clustering(members)
-        blocks = self._blocks()
+    ) -> list[Found]:
+        """Pipelines from several starts, best first."""
+        blocks = self._blocks(effort)
         first = [(m, s) for m, s in settings if s.schedule == settings[0][1].schedule]
-        start = self._guess(members, clustering, sizes, first, blocks)
-        if start is None:
-            return None
-        better = descend(
-            self.cost_model(start.merge, blocks),
-            start.best,
-            start.setting,
-            members,
-            effort,
-            resize=self._stages is None,
-        )
-        return self._polish(members, _order(better, start.setting), settings)
+        starts = self._guesses(members, sizes, first, blocks, effort.part(0.4))
+        found = []
+        for i, start in enumerate(starts):
+            better = descend(
+                self.cost_model(start.merge, blocks),
+                start.best,
+                start.setting,
+                members,
+                effort.part(1 / (len(starts) - i)),
+                resize=self._stages is None,
+            )
+            found.append(replace(start, best=better))
+        return sorted(found, key=_rank)
 
-    def _guess(
+    def _guesses(
         self,
         members: Sequence[int],
-        clustering: Clustering,
         sizes: Sequence[int],
         settings: Sequence[tuple[int, Setting]],
         blocks: int | None,
-    ) -> Found | None:
-        """The best of the first guesses over sizes and merges."""
-        winner: Found | None = None
-        for merge, setting in settings:
+        effort: Effort,
+    ) -> list[Found]:
+        """The best first guesses over merges and sizes, one for each, best first."""
+        clustering = self.clustering(members)
+        found = []
+        for i, (merge, setting) in enumerate(settings):
             model = self.cost_model(merge, blocks)
-            incumbent = winner.best if winner else None
-            for size in _spread(self._possible(sizes, setting)):
-                if size * setting.chunks > model.tables.count:
-                    continue
-                orders = first_orders(model, clustering, members, size)
-                found = try_orders(model, orders, setting, incumbent)
-                if found is not None and found is not incumbent:
-                    incumbent = found
-                    winner = Found(best=found, setting=setting, merge=merge, members=tuple(members))
-        return winner
+            able = [s for s in self._possible(sizes, setting) if s <= model.tables.count]
+            if not able:
+                continue
+            part = effort.part(1 / (len(settings) - i))
+            by_size = first_orders(model, clustering, setting, able)
+            for j, orders in enumerate(by_size.values()):
+                some = part.part(1 / (len(by_size) - j)).pay(model, orders)
+                guess = try_orders(model, some or orders[:1], setting, None)
+                if guess is not None:
+                    found.append(
+                        Found(best=guess, setting=setting, merge=merge, members=tuple(members))
+                    )
+        return sorted(found, key=_rank)[:STARTS]
 
-    def _polish(
-        self,
-        members: Sequence[int],
-        order: tuple[int, ...],
-        settings: Sequence[tuple[int, Setting]],
+    def polish(
+        self, found: Found, settings: Sequence[tuple[int, Setting]], *, shift: bool = True
     ) -> Found | None:
-        """All schedules and merges along one order, over all blocks."""
+        """The best of some schedules and merges along one order, over all blocks."""
+        order = _order(found.best, found.setting)
         winner: Found | None = None
         for merge, setting in settings:
             if not self._possible([len(order)], setting):
                 continue
             incumbent = winner.best if winner else None
-            found = try_orders(self.cost_model(merge), [order], setting, incumbent, LIMITS)
-            if found is not None and found is not incumbent:
-                winner = Found(best=found, setting=setting, merge=merge, members=tuple(members))
+            better = try_orders(self.cost_model(merge), [order], setting, incumbent, LIMITS)
+            if better is not None and better is not incumbent:
+                if shift:
+                    better = shift_cuts(self.cost_model(merge), better, setting)
+                winner = replace(found, best=better, setting=setting, merge=merge)
         return winner
 
-    def _blocks(self) -> int | None:
+    def _blocks(self, effort: Effort) -> int | None:
         """Blocks to search with, or None for all of them."""
-        return None if len(self.model.blocks) <= FINE else FINE
+        most = COARSE if effort.elements < QUICK else FINE
+        return None if len(self.model.blocks) <= most else most
 
     def _coarse_edges(self, blocks: int) -> list[int]:
         """About equal shares of the FLOPs, each ending at its cheapest boundary."""
@@ -321,10 +350,5 @@ def _classes(members: Sequence[int], heads: Sequence[int]) -> list[int]:
     return [first.setdefault(heads[m], i) for i, m in enumerate(members)]
 
 
-def _spread(sizes: Sequence[int]) -> list[int]:
-    """All small sizes, then steps of a tenth, and the largest."""
-    kept: list[int] = []
-    for size in sizes:
-        if size <= 12 or not kept or size >= kept[-1] * 1.1 or size == sizes[-1]:
-            kept.append(size)
-    return kept
+def _rank(found: Found) -> tuple[float, float]:
+    return found.best.value, found.best.step_s

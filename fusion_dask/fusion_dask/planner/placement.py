@@ -25,7 +25,7 @@ from fusion_dask.planner.records import (
     Prediction,
     Workload,
 )
-from fusion_dask.planner.replicas import groupings, side_by_side
+from fusion_dask.planner.replicas import best_side_by_side
 
 __all__ = ["find_plan", "score"]
 
@@ -76,12 +76,17 @@ def find_plan(
     if single is not None:
         plans.append(_plan(search, [single], workload, objective))
     most = min(capabilities.max_replicas, workload.microbatches)
-    if most > 1 and objective is not Objective.LATENCY:
-        ways = list(groupings(search, members, most))
-        for groups in ways:
-            found = side_by_side(search, groups, workload.microbatches, effort / 2 / len(ways))
-            if found is not None:
-                plans.append(_plan(search, found, workload, objective))
+    if most > 1 and len(pool) > 1 and objective is not Objective.LATENCY:
+        several = best_side_by_side(
+            search,
+            members,
+            workload.microbatches,
+            most,
+            effort / 2,
+            lambda found: score(_plan(search, found, workload, objective).prediction, objective),
+        )
+        if several is not None:
+            plans.append(_plan(search, several, workload, objective))
     if not plans:
         raise PlanError(_what_is_missing(search, stages))
     return min(plans, key=lambda plan: score(plan.prediction, objective))

@@ -1,81 +1,147 @@
 """Several pipelines side by side: who belongs to which, and how the batch is split.
 
 Workers are taken in the order of the clusters' line, so that a group is near together, and the line
-is cut into groups of about equal speed; of a small pool every way to form groups is tried. Each group
-gets its best pipeline for a share of the batch in proportion to its speed; then microbatches move from
-the slowest pipeline to one that can take them as long as the step gets shorter.
+is cut into groups of about equal speed, of everybody or of the better linked half; of a small pool every
+way to form groups is tried. How many groups there should be is judged by one of them. Each group gets
+a pipeline for a share of the batch in proportion to its speed; then microbatches move from the slowest
+pipeline to one that can take them as long as the step gets shorter.
 
 A heuristic: the best pipeline of a group is found without the replicas' synchronisation, which only
 the comparison of the whole plans counts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from fusion_dask.planner.cost_model import device_key
+from fusion_dask.planner.guesses import speeds, uplinks
 from fusion_dask.planner.pipelines import Found, PipelineSearch
+from fusion_dask.planner.records import Objective
 
-__all__ = ["groupings", "side_by_side"]
+__all__ = ["best_side_by_side", "side_by_side"]
 
 #: Pools of which every grouping is tried.
 SMALL: Final = 5
+#: Ways to form groups that are worked out for every group.
+LIKELY: Final = 2
 
 Group = tuple[int, ...]
 
 
-def groupings(search: PipelineSearch, members: Sequence[int], most: int) -> Iterator[list[Group]]:
-    """Ways to part workers into two groups or more."""
+def best_side_by_side(
+    search: PipelineSearch,
+    members: Sequence[int],
+    microbatches: int,
+    most: int,
+    effort: float,
+    value: Callable[[Sequence[Found]], float],
+) -> list[Found] | None:
+    """The best way found to run two pipelines or more, or None where there is none.
+
+    Args:
+        search: Finds the pipeline of a group.
+        members: Places in the pool of the workers that may take part.
+        microbatches: Microbatches of the model in a step, over all pipelines.
+        most: Most pipelines.
+        effort: Table elements to spend.
+        value: What is minimised, of several pipelines as one plan.
+    """
     if len(members) <= SMALL:
-        for parts in _set_partitions(list(members)):
-            if 1 < len(parts) <= most:
-                yield [tuple(part) for part in parts]
-        return
-    line = search.clustering(members).line
+        parts = [p for p in _set_partitions(list(members)) if 1 < len(p) <= most]
+        ways = [[tuple(sorted(group)) for group in part] for part in parts]
+        tried = [side_by_side(search, way, microbatches, None) for way in ways]
+        return min((t for t in tried if t is not None), key=value, default=None)
+    most = min(most, len(members), _room(search, members))
+    counts = [c for k in range(1, 10) for c in (2**k, 3 * 2 ** (k - 1)) if c <= most]
+    samples: list[tuple[float, int, list[Group], Found]] = []
+    ways = _ways(search, members, counts)
+    for way in ways:
+        # One group stands for all: they are about equally fast.
+        sample = search.find(way[len(way) // 2], microbatches // len(way), effort / len(ways))
+        if sample is not None:
+            samples.append((_expected(search, sample, len(way)), len(samples), way, sample))
+    likely = sorted(samples, key=lambda s: s[:2])[:LIKELY]
+    tried = [side_by_side(search, way, microbatches, sample) for _, _, way, sample in likely]
+    return min((t for t in tried if t is not None), key=value, default=None)
+
+
+def _expected(search: PipelineSearch, sample: Found, count: int) -> float:
+    """What `count` pipelines like this one would be worth, synchronisation included."""
     model = search.cost_model(1)
-    speed = 1.0 / (model.forward[:, -1] + model.backward[:, -1])[list(line)]
+    chosen = sample.best.candidates
+    rate = uplinks(model)[chosen.workers[:, 0]]
+    size = model.tables.gradient_bytes[chosen.edges[:-1, 0], chosen.edges[1:, 0]]
+    delay = float(np.median(model.links.delay_s))
+    rounds = 2 * (count - 1)
+    sync_s = (rounds / count * float((size / rate).max()) + rounds * delay) / (
+        model.workload.sync_every_steps
+    )
+    step_s = sample.best.step_s
+    if sample.setting.objective is Objective.THROUGHPUT:
+        return step_s + sync_s
+    return count * sample.best.value * (step_s + sync_s) / step_s
+
+
+def _room(search: PipelineSearch, members: Sequence[int]) -> int:
+    """Pipelines for which the members' memory could be enough."""
+    model = search.cost_model(1)
+    return int(model.free_bytes[list(members)].sum() // model.tables.fixed_bytes[0, -1])
+
+
+def _ways(
+    search: PipelineSearch, members: Sequence[int], counts: Sequence[int]
+) -> list[list[Group]]:
+    """Groups of about equal speed along the line: of everybody, and of the better linked half."""
+    uplink = uplinks(search.cost_model(1))
+    line = search.clustering(members).line
+    middle = float(np.median(uplink[list(line)]))
+    better = tuple(w for w in line if uplink[w] >= middle)
+    lines = [line, better] if len(better) < len(line) else [line]
+    ways = [_segments(search, some, count) for some in lines for count in counts]
+    return [way for way in ways if all(way)]
+
+
+def _segments(search: PipelineSearch, line: Sequence[int], count: int) -> list[Group]:
+    speed = speeds(search.cost_model(1))[list(line)]
     middle = (np.cumsum(speed) - speed / 2) / speed.sum()
-    room = model.free_bytes[list(line)]
-    need = float(model.tables.fixed_bytes[0, -1])
-    for count in _counts(min(most, int(room.sum() // need), len(line))):
-        owner = np.minimum((middle * count).astype(int), count - 1)
-        groups = [
-            tuple(w for w, o in zip(line, owner, strict=True) if o == g) for g in range(count)
-        ]
-        if all(groups):
-            yield groups
+    owner = np.minimum((middle * count).astype(int), count - 1)
+    return [tuple(w for w, o in zip(line, owner, strict=True) if o == g) for g in range(count)]
 
 
 def side_by_side(
-    search: PipelineSearch, groups: Sequence[Group], microbatches: int, effort: float
+    search: PipelineSearch, groups: Sequence[Group], microbatches: int, like: Found | None
 ) -> list[Found] | None:
-    """A pipeline for each group, with its share of the batch; None where a group cannot hold one."""
-    model = search.cost_model(1)
-    speed = 1.0 / (model.forward[:, -1] + model.backward[:, -1])
-    speeds = [float(speed[list(g)].sum()) for g in groups]
+    """A pipeline for each group, with its share of the batch; None where a group cannot hold one.
+
+    Args:
+        search: Finds the pipeline of a group.
+        groups: The workers of each pipeline.
+        microbatches: Microbatches of the model in a step, over all pipelines.
+        like: What the pipelines should be like; None searches each group for itself.
+    """
+    speed = speeds(search.cost_model(1))
+    together = [float(speed[list(g)].sum()) for g in groups]
     quantum = _quantum(microbatches, len(groups))
-    shares = _split(microbatches // quantum, speeds)
+    shares = _split(microbatches // quantum, together)
     if min(shares) == 0:
         return None
-    known: dict[tuple[object, ...], Found] = {}
+    known: dict[tuple[object, ...], Found | None] = {}
     found: list[Found] = []
     for group, share in zip(groups, shares, strict=True):
         key = (share, *_signature(search, group))
         if key not in known:
-            one = search.find(group, share * quantum, effort / len(groups))
-            if one is None:
-                return None
-            known[key] = one
-        found.append(_on(known[key], group, search, share * quantum))
+            many = share * quantum
+            known[key] = (
+                search.find(group, many) if like is None else search.find_like(group, many, like)
+            )
+        one = known[key]
+        if one is None:
+            return None
+        found.append(_on(one, group))
     return _balance(search, found)
-
-
-def _counts(most: int) -> list[int]:
-    """2, 3, 4, 6, 8, 12, ... up to the most."""
-    counts = [c for k in range(1, 12) for c in (2**k, 3 * 2 ** (k - 1)) if c <= most]
-    return sorted({*counts, most} - {0, 1})
 
 
 def _quantum(microbatches: int, groups: int) -> int:
@@ -106,10 +172,9 @@ def _signature(search: PipelineSearch, group: Group) -> tuple[object, ...]:
     )
 
 
-def _on(found: Found, group: Group, search: PipelineSearch, microbatches: int) -> Found:
+def _on(found: Found, group: Group) -> Found:
     """The same pipeline on a group with the same signature."""
-    source = found.members
-    place = dict(zip(source, group, strict=True))
+    place = dict(zip(found.members, group, strict=True))
     workers = np.vectorize(place.__getitem__)(found.best.candidates.workers)
     candidates = replace(found.best.candidates, workers=workers)
     return replace(found, best=replace(found.best, candidates=candidates), members=group)
