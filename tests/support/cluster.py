@@ -44,7 +44,7 @@ class ProcessCluster:
 
     def add_worker(self, name: str, *, cpus: str | None = None) -> None:
         """Start one more worker with one kernel thread."""
-        pins = {"FUSION_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        pins = {"FUSION_THREADS": "1", "OMP_NUM_THREADS": "1", "FUSION_PROBE_S": "0"}
         if cpus is not None:
             pins["FUSION_CPUS"] = cpus
         options = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"]

@@ -17,6 +17,7 @@ from fusion_dask.planes.torch_plane import TorchPlane
 from fusion_dask.planner.schedule import one_f_one_b
 from fusion_dask.worker.optimizer import OptimizerConfig, learning_rate
 from fusion_dask.worker.outbox import Outbox
+from fusion_dask.worker.pace import Pace
 from fusion_dask.worker.stage_host import StageHost
 
 CPU = torch.device("cpu")
@@ -80,7 +81,7 @@ def train_pipeline(
         )
         schedule = one_f_one_b(program.index, program.count, microbatches)
         hosts.append(host)
-        runners.append(StageRunner(host, exchange, data, schedule, config))
+        runners.append(StageRunner(host, exchange, data, schedule, config, Pace()))
 
     def record(result: StepResult) -> None:
         if result.loss is not None:

@@ -25,7 +25,7 @@ from fusion_dask.broker import archive
 from fusion_dask.broker.contribution import Contributions, Load
 from fusion_dask.broker.directory import Directory
 from fusion_dask.broker.entry import admit
-from fusion_dask.broker.members import Member, Members
+from fusion_dask.broker.members import Hello, Member, Members
 from fusion_dask.broker.report import status_of
 from fusion_dask.errors import FusionError
 from fusion_dask.planner.profile import profile_from_json
@@ -36,6 +36,8 @@ __all__ = ["PROGRESS", "Broker"]
 PROGRESS = "fusion/"
 #: Longest echo; a link is measured with less.
 ECHO_BYTES = 64 * 1024 * 1024
+#: Workers that said hello and have not joined yet.
+ANNOUNCED = 1000
 
 
 class Broker(SchedulerPlugin):
@@ -53,6 +55,7 @@ class Broker(SchedulerPlugin):
         self.directory = Directory()
         self.members = Members()
         self.contributions = Contributions()
+        self._announced: dict[str, Hello] = {}
         self._archive = archive
         self._clock = clock
 
@@ -79,6 +82,13 @@ class Broker(SchedulerPlugin):
             fusion_echo=self.echo,
         )
 
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Called by Dask when a worker has joined; it said hello before."""
+        del scheduler
+        hello = self._announced.pop(worker, None)
+        if hello is not None:
+            self.members = self.members.joined(hello, worker, now=self._clock())
+
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:  # noqa: ANN401
         """Called by Dask when a worker has left."""
         del scheduler
@@ -92,15 +102,15 @@ class Broker(SchedulerPlugin):
             self.contributions = self.contributions.stepped(topic.removeprefix(PROGRESS), seconds)
 
     async def hello(self, address: str, member: Mapping[str, Any]) -> dict[str, str]:
-        """A worker joins, or is refused with the reason."""
+        """A worker is about to join; it is let in, or refused with the reason."""
         try:
             hello = admit(member)
         except FusionError as error:
             return {"status": "refused", "reason": str(error)}
-        known = self.members.by_name.get(hello.name)
-        if known is not None and known.state != "left" and known.address != address:
-            self.members = self.members.left(known.address, "came back", now=self._clock())
-        self.members = self.members.joined(hello, address, now=self._clock())
+        # Of those that never came after all, some are forgotten.
+        for forgotten in list(self._announced)[: max(0, len(self._announced) - ANNOUNCED)]:
+            del self._announced[forgotten]
+        self._announced[address] = hello
         return {"status": "OK"}
 
     async def profile(self, address: str, profile: Mapping[str, Any]) -> dict[str, str]:

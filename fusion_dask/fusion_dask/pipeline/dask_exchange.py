@@ -50,6 +50,8 @@ class DaskExchange:
         source = key.channel.source
         while True:
             address = self._addresses.get(source) or await self._ask_broker(key)
+            # The question travels too, on an emulated link.
+            await asyncio.sleep(self._plugin.link.delay_s)
             try:
                 reply = await self._worker.rpc(address).fusion_pull(
                     key=key, received=received, wait_s=WAIT_S
@@ -59,7 +61,10 @@ class DaskExchange:
                 await asyncio.sleep(RETRY_S)
                 continue
             if reply["status"] == "ready":
-                return unpack(reply["tensors"])
+                tensors = unpack(reply["tensors"])
+                size = sum(t.nbytes for t in tensors)
+                await asyncio.sleep(self._plugin.link.receive(size, reply["sending_s"]))
+                return tensors
             if reply["status"] == "failed":
                 raise NeighbourFailed(reply["stage"], reply["reason"])
             self._addresses.pop(source, None)

@@ -29,6 +29,7 @@ from fusion_dask.pipeline.exchange import Exchange, Receiver
 from fusion_dask.planes.base import Plane, RandomKey
 from fusion_dask.planner.schedule import Action, Direction
 from fusion_dask.worker.outbox import BoundaryKey, Channel
+from fusion_dask.worker.pace import Pace
 from fusion_dask.worker.stage_host import StageHost
 
 __all__ = ["DataSource", "RunnerConfig", "StageRunner", "StepResult", "clip_factor"]
@@ -105,12 +106,14 @@ class StageRunner:
         data: DataSource,
         schedule: Sequence[Action],
         config: RunnerConfig,
+        pace: Pace,
     ) -> None:
         self._host = host
         self._exchange = exchange
         self._data = data
         self._schedule = schedule
         self._config = config
+        self._pace = pace
         self._program = host.program
         self._device = host.plane.device
         self.waited_s = 0.0
@@ -323,7 +326,8 @@ class StageRunner:
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
         begin = time.perf_counter()
-        yield
+        with self._pace.work():
+            yield
         self.computed_s += time.perf_counter() - begin
 
 

@@ -23,7 +23,6 @@ from fusion_dask.pipeline.runner import RunnerConfig, StageRunner, StepResult
 from fusion_dask.pipeline.spec import StageReport, StageResult, StageTask, StepMeasure
 from fusion_dask.planes.torch_plane import TorchPlane
 from fusion_dask.planner.schedule import one_f_one_b
-from fusion_dask.worker.pin import default_device
 from fusion_dask.worker.plugin import FusionWorker, fusion_worker
 from fusion_dask.worker.stage_host import StageHost
 from fusion_storage.checkpoint import Part, load_checkpoint, read_tensors, write_part
@@ -112,7 +111,7 @@ def _take_resident(task: StageTask, plugin: FusionWorker) -> Resident:
         and found.host.version == task.start
     ):
         return found
-    return build_resident(task, default_device())
+    return build_resident(task, plugin.device)
 
 
 def _segment(
@@ -133,11 +132,15 @@ def _segment(
             clip_norm=spec.optimizer.clip_norm,
             timeout_s=spec.timeout_s,
         ),
+        plugin.pace,
     )
     steps = _Steps(task, worker, plugin)
     runner.train(task.start, task.stop, steps)
     trained_s = time.perf_counter() - begin
     computed_s, waited_s = runner.computed_s, runner.waited_s
+    passes = (task.stop - task.start) * spec.microbatches
+    flops = resident.host.program.flops * passes
+    plugin.on_stage(spec.autocast or "float32", flops, computed_s)
     loss = None
     if resident.evaluation is not None and spec.validation is not None:
         loss = runner.evaluate(

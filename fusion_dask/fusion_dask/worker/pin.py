@@ -1,9 +1,10 @@
-"""Binds a worker process to its device and thread count before any kernel runs.
+"""Binds a worker process to its device, cores and thread count before any kernel runs.
 
-The thread count is part of what makes a result repeatable bit for bit, so it is always explicit:
-`FUSION_THREADS` threads per operator, on the cores of `FUSION_CPUS` (as `0,2-3`). GPUs are chosen by
-the environment that the driver libraries read (`CUDA_VISIBLE_DEVICES` and its like), set by whoever
-starts the process.
+The thread count is part of what makes a result repeatable bit for bit, so it is always explicit. GPUs are
+chosen by the environment that the driver libraries read (`CUDA_VISIBLE_DEVICES` and its like), set by
+whoever starts the process.
+
+Invariant: what was asked for is what the process has, or it does not start.
 """
 
 import os
@@ -11,41 +12,37 @@ import os
 import torch
 
 from fusion_dask.errors import ClusterError
+from fusion_dask.worker.settings import WorkerSettings
 
-__all__ = ["default_device", "parse_cpus", "pin_process"]
+__all__ = ["default_device", "pin_process"]
 
 
-def parse_cpus(text: str) -> frozenset[int]:
-    """Core numbers of a list such as `0,2-3`.
-
-    >>> sorted(parse_cpus("0,2-3"))
-    [0, 2, 3]
+def pin_process(settings: WorkerSettings) -> None:
+    """Apply cores and threads to this process, where they are set.
 
     Raises:
-        ClusterError: The text is not such a list.
+        ClusterError: The machine does not have these cores, or does not give them.
     """
-    cores: set[int] = set()
-    try:
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            cores.update(range(int(first), int(last or first) + 1))
-    except ValueError:
-        raise ClusterError(f"FUSION_CPUS={text!r} is not a list of cores such as 0,2-3") from None
-    return frozenset(cores)
+    if settings.cpus is not None and hasattr(os, "sched_setaffinity"):
+        wanted = ",".join(map(str, sorted(settings.cpus)))
+        try:
+            os.sched_setaffinity(0, settings.cpus)
+        except OSError as error:
+            raise ClusterError(f"FUSION_CPUS={wanted}: {error.strerror}") from None
+        if os.sched_getaffinity(0) != settings.cpus:
+            raise ClusterError(f"FUSION_CPUS={wanted}: this machine gives only some of these cores")
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
 
 
-def pin_process() -> None:
-    """Apply `FUSION_CPUS` and `FUSION_THREADS` to this process, where they are set."""
-    cpus = os.environ.get("FUSION_CPUS")
-    if cpus and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, parse_cpus(cpus))
-    threads = os.environ.get("FUSION_THREADS")
-    if threads:
-        torch.set_num_threads(int(threads))
+def default_device(asked: str | None = None) -> torch.device:
+    """The device that this process computes on.
 
-
-def default_device() -> torch.device:
-    """The device that this process computes on: the first accelerator it can see, else the CPU."""
+    Args:
+        asked: `cpu` for the CPU; else the first accelerator that the process sees, or the CPU.
+    """
+    if asked == "cpu":
+        return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda", 0)
     if torch.backends.mps.is_available():

@@ -2,23 +2,32 @@
 
 The handler `fusion_pull` answers a neighbour's question for a boundary tensor: when it is there, or
 with `wait` after a while, so that the neighbour can ask the broker whether it still asks the right
-worker. `fusion_stop` ends an attempt of a run, `fusion_release` forgets the run. A plain Dask worker gets all this through
-`--preload fusion_dask.worker`, or from a client that registers the plugin.
+worker. `fusion_stop` ends an attempt of a run, `fusion_release` forgets the run, `fusion_echo` is the other end of
+a link's measurement. A plain Dask worker gets all this through `--preload fusion_dask.worker`, or from a client that
+registers the plugin.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import torch
 from distributed import Worker, WorkerPlugin
+from distributed.protocol.serialize import to_serialize
 
+from fusion_dask.devices.emulation import Emulation
 from fusion_dask.errors import NeighbourFailed
+from fusion_dask.worker.link import ShapedLink
 from fusion_dask.worker.outbox import BoundaryKey, Channel, Outbox
+from fusion_dask.worker.pace import Pace
+from fusion_dask.worker.pin import default_device
 from fusion_dask.worker.wire import pack
 
 __all__ = ["PLUGIN_NAME", "FusionWorker", "fusion_worker"]
 
 PLUGIN_NAME = "fusion"
+#: Longest echo; a link is measured with less.
+ECHO_BYTES = 64 * 1024 * 1024
 
 
 class FusionWorker(WorkerPlugin):
@@ -29,13 +38,29 @@ class FusionWorker(WorkerPlugin):
         resident: The stage that lives here between segments. One at most: another run's stage is
             restored from its checkpoint when its turn comes.
         loop: The worker's event loop, for those who come from the task thread.
+        device: What stages compute on.
+        pace: Of an emulated device; what computes does so within it.
+        link: Of an emulated device; what is sent and received passes it.
+        on_teardown: Called when the worker ends.
+        on_stage: Told of every segment: dtype, FLOPs done, seconds computed.
+
+    Args:
+        emulation: What this worker behaves like, or None.
+        device: The first accelerator, or the CPU, by default.
     """
 
     name = PLUGIN_NAME
     idempotent = True
 
-    def __init__(self) -> None:
+    def __init__(
+        self, emulation: Emulation | None = None, device: torch.device | None = None
+    ) -> None:
         self.outbox = Outbox()
+        self.device = device or default_device()
+        self.pace = Pace() if emulation is None else Pace(emulation.fraction)
+        self.link = ShapedLink(None if emulation is None else emulation.link)
+        self.on_stage: Callable[[str, float, float], None] = _nobody
+        self.on_teardown: Callable[[], Awaitable[None]] | None = None
         self.resident: object | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
@@ -49,6 +74,13 @@ class FusionWorker(WorkerPlugin):
         worker.handlers["fusion_pull"] = self.pull
         worker.handlers["fusion_stop"] = self.stop
         worker.handlers["fusion_release"] = self.release
+        worker.handlers["fusion_echo"] = self.echo
+
+    async def teardown(self, worker: Worker) -> None:
+        """Called by Dask when the worker ends."""
+        del worker
+        if self.on_teardown is not None:
+            await self.on_teardown()
 
     async def pull(
         self,
@@ -67,7 +99,23 @@ class FusionWorker(WorkerPlugin):
             return {"status": "wait"}
         except NeighbourFailed as error:
             return {"status": "failed", "stage": error.stage, "reason": error.reason}
-        return {"status": "ready", "tensors": pack(tensors)}
+        departure = self.link.send(sum(t.nbytes for t in tensors))
+        await asyncio.sleep(departure.wait_s)
+        return {
+            "status": "ready",
+            "tensors": pack(tensors),
+            "sending_s": departure.sending_s,
+        }
+
+    async def echo(self, data: object, reply_bytes: int) -> dict[str, Any]:
+        """Answer with `reply_bytes` bytes; what came is dropped."""
+        del data
+        if not 0 <= reply_bytes <= ECHO_BYTES:
+            raise ValueError(f"an echo of {reply_bytes} bytes; at most {ECHO_BYTES}")
+        departure = self.link.send(reply_bytes)
+        await asyncio.sleep(departure.wait_s)
+        reply: dict[str, Any] = {"data": to_serialize(bytes(reply_bytes))}
+        return {**reply, "sending_s": departure.sending_s} if self.link.is_shaped else reply
 
     async def stop(self, run: str, epoch: int, stage: int, reason: str) -> dict[str, str]:
         """End an attempt of a run: whoever waits here for it gets the reason."""
@@ -79,6 +127,10 @@ class FusionWorker(WorkerPlugin):
         self.resident = None
         self.outbox.drop(run, 1 << 62)
         return {"status": "OK"}
+
+
+def _nobody(dtype: str, flops: float, seconds: float) -> None:
+    """Nobody wants to know."""
 
 
 def fusion_worker(worker: Worker) -> FusionWorker:

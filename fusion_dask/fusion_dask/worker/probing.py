@@ -1,0 +1,199 @@
+"""When a worker is measured, and who is told.
+
+A worker says hello before it joins, and is let in or not. Then it is measured on a thread of its own, again
+whenever it has been idle for a while, and its profile is corrected by what real stages take.
+
+Covers: the worker's side of membership. Not covered: measuring (`probe.py`, `links.py`), what the broker
+makes of it (`broker/members.py`).
+
+Invariant: nothing is measured while a task runs or a stage is resident, but for the correction.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from distributed import Worker
+
+from fusion_dask.devices.find import cpu_device
+from fusion_dask.errors import ClusterError, ProfileError
+from fusion_dask.planner.profile import DeviceKind, Profile, profile_from_json, profile_to_json
+from fusion_dask.security.versions import versions
+from fusion_dask.worker.links import measure_links
+from fusion_dask.worker.plugin import FusionWorker
+from fusion_dask.worker.probe import measure_disk, measure_rates, usable_memory
+from fusion_dask.worker.settings import WorkerSettings
+
+__all__ = ["Probing", "corrected"]
+
+REPEAT_S: Final = 600.0
+RETRY_S: Final = 1.0
+#: Weight of the newest stage in the mean of the efficiencies.
+NEWEST: Final = 0.3
+
+logger = logging.getLogger(__name__)
+
+
+def corrected(profile: Profile, *, dtype: str, flops: float, seconds: float) -> Profile:
+    """A profile after a stage computed `flops` in `seconds`: its efficiency is an EWMA.
+
+    Args:
+        profile: As it was.
+        dtype: In which the stage multiplied matrices.
+        flops: That the stage did, forward and backward.
+        seconds: That it computed, waiting aside.
+    """
+    rate = profile.flops_per_s.get(dtype)
+    if rate is None or flops <= 0 or seconds <= 0:
+        return profile
+    seen = flops / seconds / rate
+    known = profile.efficiency
+    return replace(profile, efficiency=seen if known is None else known + NEWEST * (seen - known))
+
+
+class Probing:
+    """Measures one worker in its idle time.
+
+    Args:
+        worker: The worker.
+        plugin: Its plugin.
+        settings: Its settings.
+    """
+
+    def __init__(self, worker: Worker, plugin: FusionWorker, settings: WorkerSettings) -> None:
+        self._worker = worker
+        self._plugin = plugin
+        self._settings = settings
+        self._device = plugin.device
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fusion-probe")
+        self._profile: Profile | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def say_hello(self) -> bool:
+        """Announce the worker; False where nobody keeps members.
+
+        Raises:
+            ClusterError: The broker does not let it in.
+        """
+        member = {
+            "name": str(self._worker.name),
+            "provider": self._settings.provider,
+            "device": self._settings.device or self._device.type,
+            "kind": self._kind(),
+            "backup": self._settings.backup,
+            "probes": self._settings.probe_s > 0,
+            "versions": versions(),
+            "pid": os.getpid(),
+        }
+        while True:
+            try:
+                answer: Any = await self._worker.scheduler.fusion_hello(
+                    address=self._worker.address, member=member
+                )
+                break
+            except OSError:
+                # As the worker itself does: its death timeout ends this.
+                await asyncio.sleep(RETRY_S)
+        if answer is None:
+            logger.warning("the scheduler has no Fusion broker; this worker is not measured")
+            return False
+        if answer["status"] != "OK":
+            raise ClusterError(f"refused by the broker: {answer['reason']}")
+        return True
+
+    def start(self) -> None:
+        """Measure from now on, in the background."""
+        self._plugin.on_stage = self.observed
+        self._task = asyncio.create_task(self._run(), name="fusion-probing")
+
+    async def close(self) -> None:
+        """Stop measuring."""
+        if self._task is not None:
+            self._task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def observed(self, dtype: str, flops: float, seconds: float) -> None:
+        """A stage computed; called from the task's thread."""
+        if self._profile is None or self._plugin.loop is None:
+            return
+        self._profile = corrected(self._profile, dtype=dtype, flops=flops, seconds=seconds)
+        asyncio.run_coroutine_threadsafe(self._report(), self._plugin.loop)
+
+    async def _run(self) -> None:
+        while True:
+            if self._worker.status.name == "running" and self._is_idle():
+                await self._probe()
+                await asyncio.sleep(REPEAT_S)
+            else:
+                await asyncio.sleep(RETRY_S)
+
+    def _is_idle(self) -> bool:
+        return not self._worker.state.executing and self._plugin.resident is None
+
+    async def _probe(self) -> None:
+        begin = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        measured = await loop.run_in_executor(self._thread, self._measure)
+        try:
+            links = await measure_links(
+                self._worker,
+                self._plugin.link,
+                os.environ.get("FUSION_STORE"),
+                # Another worker chooses other peers.
+                random.Random(f"{self._worker.name}{begin}"),
+            )
+        except OSError as error:
+            logger.warning("the links were not measured: %s", error)
+            links = {}
+        known = None if self._profile is None else self._profile.efficiency
+        self._profile = replace(
+            measured, links=links, efficiency=known, probe_s=time.perf_counter() - begin
+        )
+        await self._report()
+
+    async def _report(self) -> None:
+        assert self._profile is not None
+        try:
+            plain = profile_to_json(self._profile)
+            # What the broker would refuse is a fault of this probe, to be seen here.
+            profile_from_json(plain)
+            await self._worker.scheduler.fusion_profile(address=self._worker.address, profile=plain)
+        except (OSError, ProfileError) as error:
+            logger.warning("the profile was not reported: %s", error)
+
+    def _measure(self) -> Profile:
+        settings, emulation = self._settings, self._settings.emulation
+        rates = measure_rates(self._device, settings.probe_s, self._plugin.pace)
+        disk = measure_disk(Path(self._worker.local_directory))
+        return Profile(
+            device=self._name(),
+            kind=self._kind(),
+            threads=settings.threads or os.cpu_count() or 1,
+            flops_per_s=rates.flops_per_s,
+            memory_bytes_per_s=rates.memory_bytes_per_s,
+            free_memory_bytes=usable_memory(self._device, settings.memory_bytes),
+            host_to_device_bytes_per_s=rates.host_to_device_bytes_per_s,
+            device_to_host_bytes_per_s=rates.device_to_host_bytes_per_s,
+            disk_write_bytes_per_s=None if disk is None else disk.write_bytes_per_s,
+            disk_read_bytes_per_s=None if disk is None else disk.read_bytes_per_s,
+            emulated=None if emulation is None else emulation.name,
+            measured_at=time.time(),
+            probe_s=max(settings.probe_s, 1e-3),
+        )
+
+    def _kind(self) -> DeviceKind:
+        if self._device.type == "cuda":
+            return "rocm" if torch.version.hip else "cuda"
+        return "mps" if self._device.type == "mps" else "cpu"
+
+    def _name(self) -> str:
+        if self._device.type == "cuda":
+            return str(torch.cuda.get_device_name(self._device))
+        return "Apple GPU" if self._device.type == "mps" else cpu_device().name
