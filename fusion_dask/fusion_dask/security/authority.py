@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fusion_dask.errors import SecurityError
-from fusion_dask.security.files import make_private_folder, write_private
+from fusion_dask.security.files import locked, make_private_folder, write_private
 from fusion_dask.security.roles import Role
 
 __all__ = ["Authority", "Issued", "fingerprint_of", "make_key_and_csr"]
@@ -68,12 +68,13 @@ class Authority:
             SecurityError: What is there cannot be read.
         """
         key_path, certificate_path = folder / "ca.key", folder / "ca.pem"
-        if not certificate_path.exists():
-            key = ec.generate_private_key(ec.SECP256R1())
-            make_private_folder(folder)
-            # The certificate last: a folder without one was never used.
-            write_private(key_path, _key_pem(key))
-            write_private(certificate_path, _pem(_self_signed(key)))
+        make_private_folder(folder)
+        with locked(folder / "ca.lock"):
+            if not certificate_path.exists():
+                key = ec.generate_private_key(ec.SECP256R1())
+                # The certificate last: a folder without one was never used.
+                write_private(key_path, _key_pem(key))
+                write_private(certificate_path, _pem(_self_signed(key)))
         try:
             loaded = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
             certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
@@ -82,8 +83,13 @@ class Authority:
                 f"the authority in {folder} cannot be read ({error}); put its backup back, or remove "
                 "the folder and let every provider join again"
             ) from None
-        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-            raise SecurityError(f"{key_path} is not a key that this pool made")
+        if (
+            not isinstance(loaded, ec.EllipticCurvePrivateKey)
+            or loaded.public_key() != certificate.public_key()
+        ):
+            raise SecurityError(
+                f"{key_path} is not the key of {certificate_path}; put the backup of both back"
+            )
         return cls(loaded, certificate)
 
     @property

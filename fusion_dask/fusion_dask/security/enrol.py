@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
@@ -25,6 +25,8 @@ from fusion_dask.security.tokens import Token
 from fusion_dask.security.versions import versions
 
 __all__ = ["ask_health", "enrol"]
+
+CA_BYTES: Final = 64 * 1024
 
 
 def enrol(address: str, token: str, *, name: str, home: Path, timeout_s: float = 10.0) -> Identity:
@@ -83,11 +85,11 @@ def _fetch_ca(url: str, token: Token, timeout_s: float) -> bytes:
     # Whoever answers proves himself by the fingerprint, below.
     with httpx.Client(verify=_trusting_nobody(), timeout=timeout_s, trust_env=False) as client:
         try:
-            answer = client.get(f"{url}/ca").raise_for_status()
+            ca_pem = _read(client, f"{url}/ca")
         except httpx.HTTPError as error:
             raise EnrolmentError(_unreachable(url, error)) from None
     try:
-        found = fingerprint_of(answer.content)
+        found = fingerprint_of(ca_pem)
     except SecurityError as error:
         raise EnrolmentError(f"{url} is not a Fusion broker: {error}") from None
     if found != token.fingerprint:
@@ -96,7 +98,18 @@ def _fetch_ca(url: str, token: Token, timeout_s: float) -> bytes:
             "one. Check the address; if it is right, somebody is in between, or the broker was set "
             "up anew and you need a new token"
         )
-    return answer.content
+    return ca_pem
+
+
+def _read(client: httpx.Client, url: str) -> bytes:
+    """A short answer: who has not proved himself yet does not get to fill our memory."""
+    body = bytearray()
+    with client.stream("GET", url) as answer:
+        for part in answer.raise_for_status().iter_raw():
+            body += part
+            if len(body) > CA_BYTES:
+                raise EnrolmentError(f"{url} answers more than a Fusion broker would")
+    return bytes(body)
 
 
 def _ask(url: str, ca_pem: bytes, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:

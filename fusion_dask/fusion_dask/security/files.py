@@ -1,10 +1,18 @@
-"""Files that only their owner reads, written whole or not at all."""
+"""Files that only their owner reads, written whole or not at all.
 
+Covers: folders, files, and a lock between processes. Not covered: what is in them.
+
+Invariant: a reader sees the old content or the new, whenever the writer stops.
+"""
+
+import contextlib
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["make_private_folder", "write_private"]
+__all__ = ["locked", "make_private_folder", "write_private"]
 
 
 def make_private_folder(folder: Path) -> None:
@@ -26,3 +34,11 @@ def write_private(path: Path, data: bytes) -> None:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock between processes; the file stays, empty."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

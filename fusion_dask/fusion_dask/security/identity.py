@@ -104,6 +104,8 @@ class Identity:
 def save(identity: Identity, *, key_pem: bytes, certificate_pem: bytes, ca_pem: bytes) -> None:
     """Write an identity to its folder."""
     make_private_folder(identity.folder)
+    # What is there without it is no membership: a key may not fit its certificate yet.
+    (identity.folder / "pool.json").unlink(missing_ok=True)
     write_private(identity.ca, ca_pem)
     write_private(identity.key, key_pem)
     write_private(identity.certificate, certificate_pem)
@@ -130,7 +132,11 @@ def load(folder: Path) -> Identity:
 
 
 def pools(home: Path) -> list[Identity]:
-    """The memberships of a home whose certificate is still valid, by address."""
+    """The memberships of a home whose certificate is still valid, by role and address.
+
+    Raises:
+        SecurityError: One is damaged.
+    """
     folders = sorted(path.parent for path in (home / "pools").glob("*/pool.json"))
     return [identity for identity in map(load, folders) if identity.expires > time.time()]
 
@@ -139,7 +145,7 @@ def find(home: Path, address: str, role: Role) -> Identity | None:
     """The membership in a role of the pool whose gateway is `address`, or None.
 
     Raises:
-        SecurityError: The address is not one.
+        SecurityError: The address is not one, or a membership is damaged.
     """
     host, port = host_and_port(address)
     wanted = pool_folder(home, host, port, role)

@@ -14,7 +14,6 @@ and never after its end or its revocation.
 import base64
 import binascii
 import contextlib
-import fcntl
 import hashlib
 import hmac
 import json
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from fusion_dask.errors import SecurityError, TokenRefused
-from fusion_dask.security.files import write_private
+from fusion_dask.security.files import locked, write_private
 from fusion_dask.security.roles import Role
 
 __all__ = ["Token", "TokenBook", "TokenRecord"]
@@ -220,8 +219,7 @@ class TokenBook:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, TokenRecord]]:
-        with self._path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self._path.with_suffix(".lock")):
             records = self._read()
             yield records
             plain = [asdict(record) for record in records.values()]

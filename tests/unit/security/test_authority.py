@@ -1,6 +1,7 @@
 """The authority: what its certificates say, and that nobody else reads its keys."""
 
 import datetime as dt
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from fusion_dask.errors import SecurityError
-from fusion_dask.security.authority import Authority, fingerprint_of, make_key_and_csr
+from fusion_dask.security.authority import (
+    RENEW_DAYS,
+    Authority,
+    fingerprint_of,
+    make_key_and_csr,
+)
 from fusion_dask.security.roles import Role
 
 
@@ -80,3 +86,52 @@ def test_a_damaged_authority_is_not_replaced_silently(tmp_path: Path) -> None:
     (tmp_path / "ca.key").write_text("damaged")
     with pytest.raises(SecurityError, match="backup"):
         Authority.open(tmp_path)
+
+
+def test_a_key_of_another_authority_is_refused(tmp_path: Path) -> None:
+    Authority.open(tmp_path / "a")
+    Authority.open(tmp_path / "b")
+    (tmp_path / "a" / "ca.key").write_bytes((tmp_path / "b" / "ca.key").read_bytes())
+    with pytest.raises(SecurityError, match="is not the key of"):
+        Authority.open(tmp_path / "a")
+
+
+def test_the_servers_certificate_is_made_anew_near_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority.open(tmp_path / "authority")
+    for days, is_kept in ((RENEW_DAYS - 1, False), (RENEW_DAYS + 1, True)):
+        folder = tmp_path / f"{days}"
+        monkeypatch.setattr("fusion_dask.security.authority.SERVER_DAYS", days)
+        certificate, key = authority.server_files(folder, ["127.0.0.1"])
+        before = certificate.read_bytes(), key.read_bytes()
+        monkeypatch.setattr("fusion_dask.security.authority.SERVER_DAYS", 365.0)
+        authority.server_files(folder, ["127.0.0.1"])
+        assert (before == (certificate.read_bytes(), key.read_bytes())) is is_kept
+
+
+def test_the_servers_certificate_is_made_anew_for_another_authority(tmp_path: Path) -> None:
+    first, second = (Authority.open(tmp_path / name) for name in "ab")
+    certificate, _ = first.server_files(tmp_path, ["127.0.0.1"])
+    before = certificate.read_bytes()
+    second.server_files(tmp_path, ["127.0.0.1"])
+    assert certificate.read_bytes() != before
+
+
+def test_processes_that_start_at_once_make_one_authority(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    racers = [context.Process(target=_open, args=(tmp_path, results)) for _ in range(6)]
+    for racer in racers:
+        racer.start()
+    fingerprints = {results.get(timeout=60) for _ in racers}
+    for racer in racers:
+        racer.join(30)
+    assert fingerprints == {Authority.open(tmp_path).fingerprint}
+
+
+def _open(folder: Path, results: "multiprocessing.Queue[str]") -> None:
+    try:
+        results.put(Authority.open(folder).fingerprint)
+    except SecurityError as error:
+        results.put(str(error))

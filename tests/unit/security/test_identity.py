@@ -66,3 +66,19 @@ def test_the_environment_names_files_and_services(tmp_path: Path) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(SecurityError, match="not an address"):
         host_and_port(text)
+
+
+def test_a_membership_that_was_replaced_in_part_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = keep(tmp_path, "192.0.2.7")
+
+    def stops(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("fusion_dask.security.identity.write_private", stops)
+    with pytest.raises(OSError, match="No space"):
+        keep(tmp_path, "192.0.2.7")
+    assert pools(tmp_path) == []
+    with pytest.raises(SecurityError, match="join again"):
+        load(identity.folder)
