@@ -141,6 +141,8 @@ def _matmul_rate(
     while True:
         try:
             a = torch.ones(size, size, dtype=dtype, device=device)
+            # The first product of a shape and dtype compiles or chooses its kernel.
+            _ = a @ a
             once_s = _seconds(lambda a=a: a @ a, device, pace)  # type: ignore[misc]
         except (RuntimeError, TypeError):
             return None
