@@ -7,6 +7,8 @@ Invariant: every wait has a deadline and ends at once when a child that is waite
 """
 
 import http.client
+import os
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -71,8 +73,14 @@ def _wait(ready: Callable[[], bool], needed: Sequence[Child], *, deadline: float
 def is_healthy(url: str, timeout_s: float = 1.0) -> bool:
     """Whether a Prefect API answers; never through a proxy."""
     parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        trusted = ssl.create_default_context(cafile=os.environ.get("PREFECT_API_SSL_CERT_FILE"))
+        connection = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port, timeout=timeout_s, context=trusted
+        )
+    else:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
     try:
         connection.request("GET", f"{parts.path.rstrip('/')}/health")
         return connection.getresponse().status == http.client.OK

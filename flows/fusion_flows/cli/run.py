@@ -32,8 +32,23 @@ def run(  # noqa: PLR0913 - one argument an option
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(help="Use the Dask cluster at this address instead.", metavar="ADDRESS"),
+        typer.Option(
+            help="The pool at HOST[:PORT], or the Dask scheduler at tcp://… or tls://…; by default the "
+            "pool that this home belongs to, if it is up.",
+            metavar="ADDRESS",
+        ),
     ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FUSION_TOKEN",
+            help="Become a user of the pool with it; not needed again.",
+            show_default=False,
+        ),
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="On this machine alone, whatever pool there is.")
+    ] = False,
     store: Annotated[
         str | None, typer.Option(help="URL or folder of the store.", metavar="URL")
     ] = None,
@@ -56,7 +71,7 @@ def run(  # noqa: PLR0913 - one argument an option
 ) -> None:
     """Run a flow: a built-in procedure or any Prefect flow of yours.
 
-    With no cluster given, Dask and Prefect are started on this machine and ended afterwards.
+    Without a pool, Dask and Prefect are started on this machine and ended afterwards.
     """
     # Prefect and Dask take seconds to import, and they read the environment that is set here.
     from fusion_flows.cli.session import execute
@@ -67,6 +82,8 @@ def run(  # noqa: PLR0913 - one argument an option
         settings=tuple(settings or ()),
         workers=workers,
         cluster=cluster,
+        token=token,
+        local=local,
         store=store,
         resume=resume,
         prefect_port=prefect_port,

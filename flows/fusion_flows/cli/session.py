@@ -8,14 +8,21 @@ Invariant: what can be checked without the slow imports is checked before them.
 
 import os
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fusion_dask.devices.find import cpu_device, find_gpus
 from fusion_flows.cli import environment, ports, signals, store
 from fusion_flows.cli.errors import InputError
 from fusion_flows.cli.location import locate
-from fusion_flows.cli.startup import Machine, Request, decide
+from fusion_flows.cli.membership import as_member, choose_pool
+from fusion_flows.cli.startup import Machine, Request, decide, wants_embedded
+from fusion_tasks import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["execute"]
 
@@ -48,7 +55,15 @@ def _execute(request: Request) -> int:
         gpus=find_gpus(),
         free_ports=ports.choose(2),
     )
-    startup = decide(request, os.environ, machine)
+    environ: Mapping[str, str] = os.environ
+    home = settings.current().home
+    pool = None
+    if request.cluster is not None or not wants_embedded(request):
+        pool = choose_pool(home, cluster=request.cluster, token=request.token)
+    if pool is not None:
+        print(f"on the pool at {pool.address}", file=sys.stderr)  # noqa: T201
+        environ, request = as_member(pool), replace(request, cluster=None)
+    startup = decide(request, environ, machine)
     asked = {"--prefect-port": request.prefect_port, "--dashboard-port": request.dashboard_port}
     ports.check_free({option: port for option, port in asked.items() if port is not None})
     if request.dashboard_port is not None and find_spec("bokeh") is None:

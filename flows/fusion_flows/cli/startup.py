@@ -8,7 +8,7 @@ each other are an error.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ from fusion_flows.cli.errors import InputError
 from fusion_flows.cli.ports import LOOPBACK
 from fusion_tasks import settings
 
-__all__ = ["Machine", "Request", "Startup", "decide"]
+__all__ = ["Machine", "Request", "Startup", "decide", "wants_embedded"]
 
 DEFAULT_WORKERS: Final = 2
 
@@ -32,6 +32,8 @@ class Request:
     settings: tuple[str, ...] = ()
     workers: int | None = None
     cluster: str | None = None
+    token: str | None = field(default=None, repr=False)
+    local: bool = False
     store: str | None = None
     resume: str | None = None
     prefect_port: int | None = None
@@ -78,6 +80,12 @@ class Startup:
         return Path(self.environment["PREFECT_HOME"])
 
 
+def wants_embedded(request: Request) -> bool:
+    """Whether an option says that the cluster is to be started here."""
+    options = (request.workers, request.threads_per_worker, request.dashboard_port)
+    return request.local or any(option is not None for option in options)
+
+
 def decide(request: Request, environ: Mapping[str, str], machine: Machine) -> Startup:
     """Turn options into a startup.
 
@@ -90,6 +98,7 @@ def decide(request: Request, environ: Mapping[str, str], machine: Machine) -> St
         "--dashboard-port": request.dashboard_port,
     }
     given = [option for option, value in embedded_only.items() if value is not None]
+    given += ["--local"] if request.local else []
     if request.cluster and given:
         raise InputError(
             f"{given[0]} is for a cluster that this command starts; leave it or --cluster away"

@@ -11,6 +11,7 @@ from fusion_dask.security.enrol import enrol
 from fusion_dask.security.identity import Identity, find
 from fusion_dask.security.roles import Role
 from fusion_flows.cli.errors import InputError
+from fusion_flows.cli.membership import as_member
 from fusion_flows.cli.provider.request import JoinRequest, shares_of, window_of
 from fusion_tasks import settings
 
@@ -26,7 +27,7 @@ def execute(request: JoinRequest, token: str | None) -> None:
     """
     shares, window = shares_of(request), window_of(request)
     identity = _membership(request, token)
-    os.environ.update(identity.as_environment())
+    os.environ.update(as_member(identity))
     from fusion_flows.cli.provider.lend import lend
 
     lend(identity, shares, name=request.name, window=window, backup=request.backup)
