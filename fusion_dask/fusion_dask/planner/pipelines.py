@@ -43,7 +43,7 @@ __all__ = ["EFFORT", "Found", "PipelineSearch", "placed"]
 #: Up to so many candidates everything is tried; about a second.
 EXACT: Final = 1_000_000
 #: Table elements that a search spends by default; a few seconds.
-EFFORT: Final = 3e8
+EFFORT: Final = 2e8
 #: Blocks of a model that is searched as it is; with little effort.
 FINE: Final = 96
 COARSE: Final = 48
@@ -134,8 +134,9 @@ class PipelineSearch:
         searched = self._search(members, sizes, settings, Effort(elements=effort))
         if effort < QUICK:
             settings = [(m, s) for m, s in settings if searched and m == searched[0].merge]
-        polished = [p for f in searched[:2] if (p := self.polish(f, settings)) is not None]
-        return min(polished, key=_rank, default=None)
+        shift = effort >= QUICK
+        polished = [self.polish(f, settings, shift=shift) for f in searched[:2]]
+        return min((p for p in polished if p is not None), key=_rank, default=None)
 
     def find_like(self, members: Sequence[int], microbatches: int, like: Found) -> Found | None:
         """A pipeline of about the length and with the schedule of another one; a matter of 50 ms."""
@@ -149,7 +150,7 @@ class PipelineSearch:
         ]
         blocks = COARSE if len(self.model.blocks) > COARSE else None
         found = self._guesses(members, sizes, [(merge, setting)], blocks, Effort(elements=LIKE))
-        polished = (self.polish(f, [(merge, setting)], shift=False) for f in found)
+        polished = (self.polish(f, [(merge, setting)], shift=False) for f in found[:STARTS])
         return next((p for p in polished if p is not None), None)
 
     def refit(self, found: Found, microbatches: int) -> Found | None:
@@ -230,8 +231,9 @@ class PipelineSearch:
     ) -> list[Found]:
         """Pipelines from several starts, best first."""
         blocks = self._blocks(effort)
+        many = STARTS if effort.elements >= QUICK else 1
         first = [(m, s) for m, s in settings if s.schedule == settings[0][1].schedule]
-        starts = self._guesses(members, sizes, first, blocks, effort.part(0.4))
+        starts = self._guesses(members, sizes, first, blocks, effort.part(0.4))[:many]
         found = []
         for i, start in enumerate(starts):
             better = descend(
@@ -270,7 +272,7 @@ class PipelineSearch:
                     found.append(
                         Found(best=guess, setting=setting, merge=merge, members=tuple(members))
                     )
-        return sorted(found, key=_rank)[:STARTS]
+        return sorted(found, key=_rank)
 
     def polish(
         self, found: Found, settings: Sequence[tuple[int, Setting]], *, shift: bool = True
@@ -284,10 +286,11 @@ class PipelineSearch:
             incumbent = winner.best if winner else None
             better = try_orders(self.cost_model(merge), [order], setting, incumbent, LIMITS)
             if better is not None and better is not incumbent:
-                if shift:
-                    better = shift_cuts(self.cost_model(merge), better, setting)
                 winner = replace(found, best=better, setting=setting, merge=merge)
-        return winner
+        if winner is None or not shift:
+            return winner
+        shifted = shift_cuts(self.cost_model(winner.merge), winner.best, winner.setting)
+        return replace(winner, best=shifted)
 
     def _blocks(self, effort: Effort) -> int | None:
         """Blocks to search with, or None for all of them."""

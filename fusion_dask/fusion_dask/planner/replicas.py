@@ -11,7 +11,7 @@ the comparison of the whole plans counts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -55,17 +55,52 @@ def best_side_by_side(
         tried = [side_by_side(search, way, microbatches, None) for way in ways]
         return min((t for t in tried if t is not None), key=value, default=None)
     most = min(most, len(members), _room(search, members))
-    counts = [c for k in range(1, 10) for c in (2**k, 3 * 2 ** (k - 1)) if c <= most]
-    samples: list[tuple[float, int, list[Group], Found]] = []
+    samples = _samples(search, members, microbatches, _powers(most), effort / 2)
+    if samples:
+        # Between the powers of two, around the best one.
+        best = len(min(samples, key=_by_value).way)
+        between = [c for c in (best * 3 // 4, best * 3 // 2) if 1 < c <= most and c != best]
+        samples += _samples(search, members, microbatches, between, effort / 2)
+    likely = sorted(samples, key=_by_value)[:LIKELY]
+    tried = [side_by_side(search, s.way, microbatches, s.found) for s in likely]
+    return min((t for t in tried if t is not None), key=value, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """A way to form groups, the pipeline of one of them, and what all would be worth."""
+
+    way: list[Group]
+    found: Found
+    value: float
+
+
+def _by_value(sample: _Sample) -> float:
+    return sample.value
+
+
+def _powers(most: int) -> list[int]:
+    return [2**k for k in range(1, most.bit_length())]
+
+
+def _samples(
+    search: PipelineSearch,
+    members: Sequence[int],
+    microbatches: int,
+    counts: Sequence[int],
+    effort: float,
+) -> list[_Sample]:
+    """One group stands for all of its way: they are about equally fast."""
+    samples = []
     ways = _ways(search, members, counts)
     for way in ways:
-        # One group stands for all: they are about equally fast.
-        sample = search.find(way[len(way) // 2], microbatches // len(way), effort / len(ways))
-        if sample is not None:
-            samples.append((_expected(search, sample, len(way)), len(samples), way, sample))
-    likely = sorted(samples, key=lambda s: s[:2])[:LIKELY]
-    tried = [side_by_side(search, way, microbatches, sample) for _, _, way, sample in likely]
-    return min((t for t in tried if t is not None), key=value, default=None)
+        quantum = _quantum(microbatches, len(way))
+        share = -(-microbatches // quantum // len(way)) * quantum
+        found = search.find(way[len(way) // 2], share, effort / len(ways))
+        if found is not None:
+            value = _expected(search, found, len(way))
+            samples.append(_Sample(way=way, found=found, value=value))
+    return samples
 
 
 def _expected(search: PipelineSearch, sample: Found, count: int) -> float:
