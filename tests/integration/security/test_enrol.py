@@ -6,6 +6,8 @@ import http.client
 import json
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,14 +16,14 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fusion_dask.errors import EnrolmentError, SecurityError, TokenRefused, VersionMismatch
-from fusion_dask.security.authority import Authority
+from fusion_dask.security.authority import Authority, make_key_and_csr
 from fusion_dask.security.enrol import ask_health, enrol
 from fusion_dask.security.gateway import BODY_BYTES, create_app
 from fusion_dask.security.roles import Role
-from fusion_dask.security.state import BrokerState, Ports
+from fusion_dask.security.state import BrokerState, Ports, save_state
 from fusion_dask.security.tokens import Token, TokenBook
 from fusion_dask.security.versions import versions
 
@@ -53,19 +55,44 @@ class Gateway:
         )
 
 
-@contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Gateway]:
-    authority = Authority.open(folder / "authority")
-    certificate, key = authority.server_files(folder, ["127.0.0.1"])
-    book = TokenBook(folder / "tokens.json")
-    state = BrokerState(
+def state_on(port: int) -> BrokerState:
+    return BrokerState(
         host="127.0.0.1",
         addresses=("127.0.0.1",),
-        ports=Ports(gateway=1, scheduler=2, prefect=3, store=4, dashboard=5),
+        ports=Ports(gateway=port, scheduler=2, prefect=3, store=4, dashboard=5),
         store="s3://fusion/store",
         secrets={"PREFECT_API_AUTH_STRING": HUSH},
     )
-    app = create_app(authority, book, state)
+
+
+@contextlib.contextmanager
+def listening(folder: Path, authority: Authority, app: ASGIApp) -> Iterator[int]:
+    """The port on which an application is served with a certificate of the authority."""
+    certificate, key = authority.server_files(folder, ["127.0.0.1"])
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app, ssl_certfile=certificate, ssl_keyfile=key, log_level="critical", lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread.start()
+    try:
+        deadline = time.monotonic() + 20
+        while not server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Gateway]:
+    authority = Authority.open(folder / "authority")
+    book = TokenBook(folder / "tokens.json")
+    app = create_app(authority, book, state_on(1))
     bodies: list[bytes] = []
     heard_paths: list[str] = []
 
@@ -79,29 +106,8 @@ def serving(folder: Path) -> Iterator[Gateway]:
 
         await app(scope, listen, send)
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        heard, ssl_certfile=certificate, ssl_keyfile=key, log_level="critical", lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
-    thread.start()
-    try:
-        deadline = time.monotonic() + 20
-        while not server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        yield Gateway(
-            port=listener.getsockname()[1],
-            authority=authority,
-            book=book,
-            bodies=bodies,
-            paths=heard_paths,
-        )
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        listener.close()
+    with listening(folder, authority, heard) as port:
+        yield Gateway(port=port, authority=authority, book=book, bodies=bodies, paths=heard_paths)
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +239,128 @@ def test_requests_that_are_none_are_refused_and_the_gateway_stays_up(
     assert status in {400, 409}
     assert json.loads(answer)["message"]
     assert ask(gateway, "GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("name", "", "a name has"),
+        ("name", "../box", "a name has"),
+        ("name", ".box", "a name has"),
+        ("name", "x" * 101, "a name has"),
+        ("name", "é" * 100, "a name has"),
+        ("name", "box\n2030 INFO root joined", "a name has"),
+        ("versions", {"torch": 5}, "not a version"),
+        ("versions", {"torch": "2\n2030 INFO root joined"}, "not a version"),
+        ("versions", {"python": "9" * 50_000}, "not a version"),
+        ("csr", "\ud800", "PEM"),
+        ("csr", "", "cannot be read"),
+        ("token", "\ud800", "not a token"),
+    ],
+)
+def test_fields_that_are_malformed_are_refused_and_cost_no_use(
+    gateway: Gateway, field: str, value: object, reason: str
+) -> None:
+    token = gateway.token(uses=1)
+    _, csr = make_key_and_csr("box")
+    request = {"token": str(token), "csr": csr.decode(), "name": "box", "versions": versions()}
+    body = json.dumps({**request, field: value}).encode()
+    status, answer = ask(gateway, "POST", "/enrol", body)
+    assert (status, json.loads(answer)["error"]) == (400, "request")
+    assert reason in json.loads(answer)["message"]
+    assert gateway.book.check(token, now=time.time()).used == 0
+    assert ask(gateway, "POST", "/enrol", json.dumps(request).encode())[0] == 200
+
+
+def test_a_request_that_does_not_arrive_is_given_up(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fusion_dask.security.gateway.BODY_S", 0.05)
+    context = ssl.create_default_context(cadata=gateway.authority.certificate_pem.decode())
+    with (
+        socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as raw,
+        context.wrap_socket(raw, server_hostname="127.0.0.1") as connection,
+    ):
+        connection.sendall(b"POST /enrol HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def test_a_stranger_does_not_fill_the_memory_of_a_joiner(gateway: Gateway, tmp_path: Path) -> None:
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        with contextlib.suppress(OSError):
+            for _ in range(1000):
+                part = {"type": "http.response.body", "body": b"x" * 65536, "more_body": True}
+                await send(part)
+        served.append(scope["path"])
+
+    served: list[str] = []
+    token = str(gateway.token())
+    with (
+        listening(tmp_path, gateway.authority, endless) as port,
+        pytest.raises(EnrolmentError, match="answers more than"),
+    ):
+        enrol(f"127.0.0.1:{port}", token, name="box", home=tmp_path / "home")
+    assert served == ["/ca"]
+
+
+@contextlib.contextmanager
+def process_of(folder: Path) -> Iterator[tuple[Gateway, Path]]:
+    """The gateway as `fusion up` runs it, and its log."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    authority = Authority.open(folder / "authority")
+    book = TokenBook(folder / "tokens.json")
+    save_state(folder, state_on(port))
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fusion_dask.security.gateway", str(folder)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    gateway = Gateway(port=port, authority=authority, book=book, bodies=[], paths=[])
+    try:
+        deadline = time.monotonic() + 60
+        while not answers(gateway):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield gateway, log
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def answers(gateway: Gateway) -> bool:
+    try:
+        return ask(gateway, "GET", "/health")[0] == 200
+    except OSError:
+        return False
+
+
+def test_the_process_keeps_secrets_out_of_its_log_and_ends_long_headers(tmp_path: Path) -> None:
+    with process_of(tmp_path) as (gateway, log):
+        good, gone = gateway.token(), gateway.token()
+        identity = enrol(gateway.address, str(good), name="box", home=tmp_path / "home")
+        gateway.book.revoke(gone.id, now=time.time())
+        with pytest.raises(TokenRefused, match="was revoked"):
+            enrol(gateway.address, str(gone), name="box", home=tmp_path / "home")
+        context = ssl.create_default_context(cafile=str(identity.ca))
+        with (
+            socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as raw,
+            context.wrap_socket(raw, server_hostname="127.0.0.1") as connection,
+        ):
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"GET /ca HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 40_000)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+        assert answers(gateway)
+        written = log.read_text()
+    assert f"provider 'box' joined with token {good.id}" in written
+    assert f"token {gone.id} was revoked" in written
+    for secret in (HUSH, *(str(token).split("-")[2] for token in (good, gone))):
+        assert secret not in written
+    assert "PRIVATE KEY" not in written
 
 
 def test_a_long_request_and_garbage_end_at_the_door(gateway: Gateway) -> None:

@@ -1,5 +1,6 @@
 """The authority: what its certificates say, and that nobody else reads its keys."""
 
+import base64
 import datetime as dt
 import multiprocessing
 from pathlib import Path
@@ -61,7 +62,12 @@ def test_requests_that_are_none_are_refused(tmp_path: Path) -> None:
         .sign(rsa_key, hashes.SHA256())
         .public_bytes(serialization.Encoding.PEM)
     )
+    der = x509.load_pem_x509_csr(good).public_bytes(serialization.Encoding.DER)
+    # The signature is the last part.
+    text = base64.encodebytes(der[:-1] + bytes([der[-1] ^ 1]))
+    forged = b"-----BEGIN CERTIFICATE REQUEST-----\n%b-----END CERTIFICATE REQUEST-----\n" % text
     for pem, message in [
+        (forged, "not signed with its own key"),
         (b"", "cannot be read"),
         (good[:100], "cannot be read"),
         (other, "not on P-256"),
