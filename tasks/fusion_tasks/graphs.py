@@ -1,6 +1,6 @@
 """The Prefect tasks that capture a language model and cut it into stages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from fusion_dask.graph.programs import dumps_program
 from fusion_dask.pipeline.driver import Programs
 from fusion_dask.pipeline.spec import ownership
 from fusion_dask.planner.plan import Plan, make_plan
+from fusion_dask.planner.profile import Profile
 from fusion_tasks.models import CausalLoss, meta_model
 
 __all__ = ["Captured", "Planned", "capture_model", "plan_stages"]
@@ -77,10 +78,18 @@ def plan_stages(
     stages: int | None,
     microbatches: int,
     positions: Sequence[int] | None = None,
+    profiles: Mapping[str, Profile] | None = None,
+    dtype: str | None = None,
 ) -> Planned:
     """Cut a captured model over workers; arguments and errors are those of `make_plan`."""
     plan, training = make_plan(
-        captured.training, workers, stages=stages, microbatches=microbatches, positions=positions
+        captured.training,
+        workers,
+        stages=stages,
+        microbatches=microbatches,
+        positions=positions,
+        profiles=profiles,
+        dtype=dtype,
     )
     evaluation = cut_like(captured.evaluation, holders(training))
     order = tuple(p.name for p in captured.training.parameters if p.trainable)

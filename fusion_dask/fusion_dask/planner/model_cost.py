@@ -33,13 +33,14 @@ LOOKUPS: Final = frozenset(["embedding", "embedding_bag", "index_select", "gathe
 
 
 def model_cost(
-    graph: Graph, *, tokens: int, name: str = "model", dtype: str | None = None
+    graph: Graph, *, tokens: int | None = None, name: str = "model", dtype: str | None = None
 ) -> ModelCost:
     """The cost of an annotated graph (`graph.cost.annotate`).
 
     Args:
         graph: The training graph.
-        tokens: Tokens in the microbatch that it was captured for.
+        tokens: Tokens in the microbatch that it was captured for; by default the elements of the
+            first input, the token ids of a language model.
         name: For people.
         dtype: Dtype of the matrix products, where autocast makes it another one than that of most
             parameters.
@@ -53,7 +54,7 @@ def model_cost(
     return ModelCost(
         name=name,
         dtype=_main_dtype(graph) if dtype is None else dtype,
-        tokens=tokens,
+        tokens=graph.inputs[0].spec.numel if tokens is None else tokens,
         blocks=tuple(_block(p, sizes, shared) for p in programs),
         positions=useful,
         boundary_bytes=activations,
