@@ -22,7 +22,7 @@ from fusion_dask.broker.plugin import Broker
 from fusion_dask.errors import ClusterError, NeighbourFailed, StageLost
 from fusion_dask.pipeline.spec import RunSpec, StageReport, StageResult, StageTask, StepMeasure
 from fusion_dask.pipeline.stage_task import progress_topic, run_stage
-from fusion_dask.worker.plugin import FusionWorker
+from fusion_dask.worker.plugin import Onboard
 from fusion_storage.checkpoint import Checkpoint, commit
 
 __all__ = ["Driver", "Programs", "SegmentResult", "workers_of"]
@@ -117,7 +117,7 @@ class Driver:
     def __enter__(self) -> "Driver":
         """Install the engine on the cluster and place the stages."""
         self._client.register_plugin(Broker())
-        self._client.register_plugin(FusionWorker())
+        self._client.register_plugin(Onboard())
         self._client.subscribe_topic(self._topic, self._event)
         addresses = {str(stage): a for stage, a in enumerate(self._addresses)}
         self._scheduler(

@@ -6,7 +6,8 @@ measured, since it is in what stages will see.
 
 Covers: measuring, on the worker's event loop. Not covered: when (`probing.py`).
 
-Invariant: somebody who does not answer is left out, and costs `LINK_TIMEOUT_S` at most.
+Invariant: somebody who does not answer is left out, and costs `LINK_TIMEOUT_S` at most; all links together
+cost `LINKS_S`.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from distributed import Worker
@@ -29,7 +31,8 @@ from fusion_storage.store import open_store
 __all__ = ["measure_links"]
 
 PEERS: Final = 4
-LINK_TIMEOUT_S: Final = 4.0
+LINK_TIMEOUT_S: Final = 3.0
+LINKS_S: Final = 10.0
 ECHOES: Final = 8
 SMALL_BYTES: Final = 32
 FIRST_BYTES: Final = 64 * 1024
@@ -59,17 +62,20 @@ async def measure_links(
     }
     chosen = rng.sample(sorted(present), min(PEERS, len(present)))
     targets: dict[str, Callable[[], Awaitable[LinkProfile]]] = {
-        BROKER: lambda: _measure(_echo_of(worker.scheduler, link)),
+        BROKER: lambda: _measure(_echo_of(worker.scheduler, link, is_worker=False)),
     }
-    for name in chosen:
-        neighbour = worker.rpc(present[name])
-        targets[name] = lambda neighbour=neighbour: _measure(_echo_of(neighbour, link))  # type: ignore[misc]
+    # The store before the peers: a plan without some of these is better than one without it.
     if store is not None:
         targets[STORE] = lambda: asyncio.to_thread(_measure_store, store, link)
+    for name in chosen:
+        neighbour = _echo_of(worker.rpc(present[name]), link, is_worker=True)
+        targets[name] = partial(_measure, neighbour)
     found: dict[str, LinkProfile] = {}
+    deadline = time.monotonic() + LINKS_S
     for name, measure in targets.items():
         try:
-            found[name] = await asyncio.wait_for(measure(), LINK_TIMEOUT_S)
+            left_s = max(0.0, deadline - time.monotonic())
+            found[name] = await asyncio.wait_for(measure(), min(LINK_TIMEOUT_S, left_s))
         except (OSError, TimeoutError, FusionError, StorageError) as error:
             logger.warning(
                 "the link to %s was not measured: %s", name, error or "no answer in time"
@@ -80,17 +86,21 @@ async def measure_links(
 Echo = Callable[[int, int], Awaitable[float]]
 
 
-def _echo_of(peer: Any, link: ShapedLink) -> Echo:  # noqa: ANN401 - an rpc of distributed
-    """An echo of one peer: bytes to send and to get back -> seconds."""
+def _echo_of(peer: Any, link: ShapedLink, *, is_worker: bool) -> Echo:  # noqa: ANN401 - an rpc
+    """An echo of one peer: bytes to send and to get back -> seconds.
+
+    Only workers shape their end of the link; for the broker's, this end stands in.
+    """
 
     async def echo(send: int, receive: int) -> float:
         data = to_serialize(bytes(send))
         begin = time.perf_counter()
-        await asyncio.sleep(link.send(send).wait_s)
-        reply = await peer.fusion_echo(data=data, reply_bytes=receive)
-        # A peer that shapes its own link has waited for the delay already.
+        departure = link.send(send)
+        await asyncio.sleep(departure.wait_s)
+        shaping = {"sending_s": departure.sending_s} if is_worker else {}
+        reply = await peer.fusion_echo(data=data, reply_bytes=receive, **shaping)
         wait_s = link.receive(receive, reply.get("sending_s", 0.0))
-        await asyncio.sleep(wait_s if "sending_s" in reply else wait_s + link.delay_s)
+        await asyncio.sleep(wait_s if is_worker else wait_s + link.delay_s)
         return time.perf_counter() - begin
 
     return echo

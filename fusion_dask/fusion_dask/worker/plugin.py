@@ -2,9 +2,11 @@
 
 The handler `fusion_pull` answers a neighbour's question for a boundary tensor: when it is there, or
 with `wait` after a while, so that the neighbour can ask the broker whether it still asks the right
-worker. `fusion_stop` ends an attempt of a run, `fusion_release` forgets the run, `fusion_echo` is the other end of
-a link's measurement. A plain Dask worker gets all this through `--preload fusion_dask.worker`, or from a client that
-registers the plugin.
+worker. `fusion_stop` ends an attempt of a run, `fusion_release` forgets the run, `fusion_echo` is the
+other end of a link's measurement. A plain Dask worker gets all this through
+`--preload fusion_dask.worker`, or, where that was forgotten, from a client that registers `Onboard`.
+
+Invariant: what the preload installed stays as long as the worker lives.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ from fusion_dask.worker.pace import Pace
 from fusion_dask.worker.pin import default_device
 from fusion_dask.worker.wire import pack
 
-__all__ = ["PLUGIN_NAME", "FusionWorker", "fusion_worker"]
+__all__ = ["PLUGIN_NAME", "FusionWorker", "Onboard", "fusion_worker"]
 
 PLUGIN_NAME = "fusion"
 #: Longest echo; a link is measured with less.
@@ -50,7 +52,6 @@ class FusionWorker(WorkerPlugin):
     """
 
     name = PLUGIN_NAME
-    idempotent = True
 
     def __init__(
         self, emulation: Emulation | None = None, device: torch.device | None = None
@@ -63,10 +64,6 @@ class FusionWorker(WorkerPlugin):
         self.on_teardown: Callable[[], Awaitable[None]] | None = None
         self.resident: object | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-
-    def __reduce__(self) -> tuple[type["FusionWorker"], tuple[()]]:
-        """A plugin travels empty: its state belongs to one process."""
-        return FusionWorker, ()
 
     def setup(self, worker: Worker) -> None:
         """Install the handlers; called on the worker's event loop."""
@@ -107,15 +104,25 @@ class FusionWorker(WorkerPlugin):
             "sending_s": departure.sending_s,
         }
 
-    async def echo(self, data: object, reply_bytes: int) -> dict[str, Any]:
-        """Answer with `reply_bytes` bytes; what came is dropped."""
-        del data
+    async def echo(
+        self,
+        data: bytes | bytearray | memoryview,
+        reply_bytes: int,
+        sending_s: float,
+    ) -> dict[str, Any]:
+        """Answer with `reply_bytes` bytes; what came is dropped once it is in.
+
+        Args:
+            data: Bytes to receive.
+            reply_bytes: Bytes to send.
+            sending_s: What the sender's end of the link took from the first byte to the last.
+        """
         if not 0 <= reply_bytes <= ECHO_BYTES:
             raise ValueError(f"an echo of {reply_bytes} bytes; at most {ECHO_BYTES}")
+        await asyncio.sleep(self.link.receive(memoryview(data).nbytes, sending_s))
         departure = self.link.send(reply_bytes)
         await asyncio.sleep(departure.wait_s)
-        reply: dict[str, Any] = {"data": to_serialize(bytes(reply_bytes))}
-        return {**reply, "sending_s": departure.sending_s} if self.link.is_shaped else reply
+        return {"data": to_serialize(bytes(reply_bytes)), "sending_s": departure.sending_s}
 
     async def stop(self, run: str, epoch: int, stage: int, reason: str) -> dict[str, str]:
         """End an attempt of a run: whoever waits here for it gets the reason."""
@@ -127,6 +134,22 @@ class FusionWorker(WorkerPlugin):
         self.resident = None
         self.outbox.drop(run, 1 << 62)
         return {"status": "OK"}
+
+
+class Onboard(WorkerPlugin):
+    """Makes a worker that was started without the preload one of ours; changes no other.
+
+    A plugin that a client registers takes the place of one with the same name: the state of a worker, and
+    what it emulates, would be gone.
+    """
+
+    name = f"{PLUGIN_NAME}-onboard"
+    idempotent = True
+
+    async def setup(self, worker: Worker) -> None:
+        """Called by Dask on every worker, and on those that join later."""
+        if PLUGIN_NAME not in worker.plugins:
+            await worker.plugin_add(FusionWorker(), name=PLUGIN_NAME)
 
 
 def _nobody(dtype: str, flops: float, seconds: float) -> None:
