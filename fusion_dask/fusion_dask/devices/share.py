@@ -26,6 +26,7 @@ class Share:
         threads: Threads of a kernel on the CPU. Part of what makes a result repeatable bit for bit.
         memory_bytes: What a stage may fill at most; None for all that is free.
         emulation: What it pretends to be, or None.
+        sharers: Workers on this device; only a CPU has several.
     """
 
     device: Device
@@ -33,6 +34,7 @@ class Share:
     threads: int
     memory_bytes: int | None = None
     emulation: Emulation | None = None
+    sharers: int = 1
 
     def as_environment(self) -> dict[str, str]:
         """The variables that the worker, and the libraries in it, apply when they start."""
@@ -40,6 +42,7 @@ class Share:
             "FUSION_CPUS": ",".join(map(str, self.cores)),
             "FUSION_THREADS": str(self.threads),
             "FUSION_DEVICE": self.device.id,
+            "FUSION_SHARERS": str(self.sharers),
             **_visible_only(self.device),
         }
         if self.memory_bytes is not None:
@@ -88,6 +91,12 @@ def share_out(
 ) -> list[Share]:
     """Split cores among the workers of `devices`.
 
+    Args:
+        devices: One worker for each; a CPU may be named several times.
+        cores: Of the machine.
+        threads: Of each worker; as many as it has cores by default.
+        memory_bytes: To lend of each device; None for all that is free.
+
     >>> cpu = Device(kind="cpu", id="cpu", name="CPU", index=0, memory_bytes=8)
     >>> [share.cores for share in share_out([cpu, cpu], cores=[0, 1, 2, 3, 4])]
     [(0, 1), (2, 3)]
@@ -98,7 +107,8 @@ def share_out(
             device=device,
             cores=tuple(cores[(index * each + offset) % len(cores)] for offset in range(each)),
             threads=threads or each,
-            memory_bytes=memory_bytes,
+            memory_bytes=None if memory_bytes is None else memory_bytes // devices.count(device),
+            sharers=devices.count(device),
         )
         for index, device in enumerate(devices)
     ]

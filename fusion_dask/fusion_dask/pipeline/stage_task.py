@@ -15,7 +15,7 @@ import torch
 from distributed import Worker, get_worker
 
 from fusion_dask.broker.plugin import PROGRESS
-from fusion_dask.errors import NeighbourFailed
+from fusion_dask.errors import NeighbourFailed, StageError
 from fusion_dask.graph.initialise import initialise
 from fusion_dask.graph.programs import loads_program
 from fusion_dask.pipeline.dask_exchange import DaskExchange
@@ -23,6 +23,7 @@ from fusion_dask.pipeline.runner import RunnerConfig, StageRunner, StepResult
 from fusion_dask.pipeline.spec import StageReport, StageResult, StageTask, StepMeasure
 from fusion_dask.planes.torch_plane import TorchPlane
 from fusion_dask.planner.schedule import one_f_one_b
+from fusion_dask.worker.memory import is_out_of_memory
 from fusion_dask.worker.plugin import FusionWorker, fusion_worker
 from fusion_dask.worker.stage_host import StageHost
 from fusion_storage.checkpoint import Part, load_checkpoint, read_tensors, write_part
@@ -57,14 +58,28 @@ def run_stage(task: StageTask) -> StageResult:
         resident = _take_resident(task, plugin)
         result = _segment(task, resident, worker, plugin)
     except BaseException as error:
-        if isinstance(error, NeighbourFailed):
-            cause = error
+        failure = _explained(error, task)
+        if isinstance(failure, NeighbourFailed):
+            cause = failure
         else:
-            cause = NeighbourFailed(task.stage, str(error) or type(error).__name__)
+            cause = NeighbourFailed(task.stage, str(failure) or type(failure).__name__)
         plugin.outbox.fail(task.spec.run, task.epoch, cause)
-        raise
+        if failure is error:
+            raise
+        raise failure from error
     plugin.resident = resident
     return result
+
+
+def _explained(error: BaseException, task: StageTask) -> BaseException:
+    """What a person can act on, of an error that is not worded for one."""
+    if not is_out_of_memory(error):
+        return error
+    return StageError(
+        task.stage,
+        f"the memory of its worker is full; take more than {task.stages} stages, smaller microbatches, or "
+        "lend devices with more memory",
+    )
 
 
 def build_resident(task: StageTask, device: torch.device) -> Resident:

@@ -3,6 +3,7 @@
 dask worker ADDRESS --nthreads 1 --no-nanny --preload fusion_dask.worker
 """
 
+import asyncio
 import sys
 import threading
 
@@ -33,11 +34,14 @@ async def _onboard(worker: Worker) -> None:
     settings = WorkerSettings.from_environ()
     pin_process(settings)
     # The first optimizer of a process takes 1 to 2 s of imports inside torch: not when a stage waits.
-    threading.Thread(target=warm_up, name="fusion-warm-up", daemon=True).start()
+    warming = threading.Thread(target=warm_up, name="fusion-warm-up", daemon=True)
+    warming.start()
     plugin = FusionWorker(settings.emulation, default_device(settings.device))
     await worker.plugin_add(plugin, name=FusionWorker.name)
     guard(worker, worker_allows)
     if settings.emulation is not None:
+        # What torch itself needs is not the device's.
+        await asyncio.to_thread(warming.join)
         cap_memory(settings.emulation.memory_bytes)
     probing = Probing(worker, plugin, settings)
     if await probing.say_hello() and settings.probe_s > 0:

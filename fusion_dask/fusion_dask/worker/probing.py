@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import random
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -30,6 +31,7 @@ from fusion_dask.worker.links import measure_links
 from fusion_dask.worker.plugin import FusionWorker
 from fusion_dask.worker.probe import measure_disk, measure_rates, usable_memory
 from fusion_dask.worker.settings import WorkerSettings
+from fusion_dask.worker.warm import warm_up
 
 __all__ = ["Probing", "corrected"]
 
@@ -73,6 +75,7 @@ class Probing:
         self._settings = settings
         self._device = plugin.device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fusion-probe")
+        self._ended = threading.Event()
         self._profile: Profile | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -117,6 +120,8 @@ class Probing:
         """Stop measuring."""
         if self._task is not None:
             self._task.cancel()
+        # The interpreter waits for this thread before it ends.
+        self._ended.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def observed(self, dtype: str, flops: float, seconds: float) -> None:
@@ -128,11 +133,15 @@ class Probing:
 
     async def _run(self) -> None:
         while True:
-            if self._worker.status.name == "running" and self._is_idle():
-                await self._probe()
-                await asyncio.sleep(REPEAT_S)
-            else:
+            if self._worker.status.name != "running" or not self._is_idle():
                 await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                await self._probe()
+            except (RuntimeError, MemoryError, OSError) as error:
+                # Of torch, of an emulated memory that is too small, of a lost connection.
+                logger.warning("not measured, tried again in %.0f s: %s", REPEAT_S, error)
+            await asyncio.sleep(REPEAT_S)
 
     def _is_idle(self) -> bool:
         return not self._worker.state.executing and self._plugin.resident is None
@@ -141,17 +150,13 @@ class Probing:
         begin = time.perf_counter()
         loop = asyncio.get_running_loop()
         measured = await loop.run_in_executor(self._thread, self._measure)
-        try:
-            links = await measure_links(
-                self._worker,
-                self._plugin.link,
-                os.environ.get("FUSION_STORE"),
-                # Another worker chooses other peers.
-                random.Random(f"{self._worker.name}{begin}"),
-            )
-        except OSError as error:
-            logger.warning("the links were not measured: %s", error)
-            links = {}
+        links = await measure_links(
+            self._worker,
+            self._plugin.link,
+            os.environ.get("FUSION_STORE"),
+            # Another worker chooses other peers.
+            random.Random(f"{self._worker.name}{begin}"),
+        )
         known = None if self._profile is None else self._profile.efficiency
         self._profile = replace(
             measured, links=links, efficiency=known, probe_s=time.perf_counter() - begin
@@ -170,7 +175,18 @@ class Probing:
 
     def _measure(self) -> Profile:
         settings, emulation = self._settings, self._settings.emulation
-        rates = measure_rates(self._device, settings.probe_s, self._plugin.pace)
+        # Its imports, on another thread, would be in the way.
+        warm_up()
+        room = usable_memory(
+            self._device, cap_bytes=settings.memory_bytes, sharers=settings.sharers
+        )
+        rates = measure_rates(
+            self._device,
+            budget_s=settings.probe_s,
+            pace=self._plugin.pace,
+            room_bytes=room,
+            ended=self._ended,
+        )
         disk = measure_disk(Path(self._worker.local_directory))
         return Profile(
             device=self._name(),
@@ -178,7 +194,7 @@ class Probing:
             threads=settings.threads or os.cpu_count() or 1,
             flops_per_s=rates.flops_per_s,
             memory_bytes_per_s=rates.memory_bytes_per_s,
-            free_memory_bytes=usable_memory(self._device, settings.memory_bytes),
+            free_memory_bytes=room,
             host_to_device_bytes_per_s=rates.host_to_device_bytes_per_s,
             device_to_host_bytes_per_s=rates.device_to_host_bytes_per_s,
             disk_write_bytes_per_s=None if disk is None else disk.write_bytes_per_s,

@@ -4,6 +4,7 @@
     FUSION_DEVICE        identity of the device that it is pinned to
     FUSION_CPUS          cores, as 0,2-3; FUSION_THREADS threads of a kernel
     FUSION_MEMORY_BYTES  what a stage may fill
+    FUSION_SHARERS       workers that compute on this device; 1 by default
     FUSION_BACKUP        1: for the backup pool
     FUSION_EMULATE       JSON of an `Emulation`
     FUSION_PROBE_S       seconds of measuring; 0 for none
@@ -37,6 +38,7 @@ class WorkerSettings:
     cpus: frozenset[int] | None
     threads: int | None
     memory_bytes: int | None
+    sharers: int
     backup: bool
     emulation: Emulation | None
     probe_s: float
@@ -58,6 +60,7 @@ class WorkerSettings:
             cpus=parse_cpus(cpus) if cpus else None,
             threads=_count(environ, "FUSION_THREADS"),
             memory_bytes=_count(environ, "FUSION_MEMORY_BYTES"),
+            sharers=_count(environ, "FUSION_SHARERS") or 1,
             backup=environ.get("FUSION_BACKUP") == "1",
             emulation=Emulation.from_json(emulate) if emulate else None,
             probe_s=min(probe_s, LONGEST_PROBE_S),
