@@ -19,7 +19,7 @@ from fusion_dask.planner.chain import LIMITS, cuts_for
 from fusion_dask.planner.cost_model import Candidates, CostModel, device_key
 from fusion_dask.planner.evaluate import ACTIONS, Best, Setting, best
 
-__all__ = ["Effort", "descend", "shift_cuts", "try_orders"]
+__all__ = ["Effort", "descend", "neighbours", "shift_cuts", "try_orders"]
 
 Order = tuple[int, ...]
 
@@ -126,7 +126,7 @@ def descend(
         order = tuple(int(w) for w in start.candidates.workers[:, 0])
         order = order[: len(order) // setting.chunks]
         found: Best | None = start
-        for orders in _neighbourhood(model, order, members, setting, resize=resize):
+        for orders in neighbours(model, order, members, setting, resize=resize):
             part = effort.part(ROUND)
             found = try_orders(model, part.pay(model, orders), setting, found)
             effort.elements += part.elements
@@ -138,7 +138,7 @@ def descend(
         start = found
 
 
-def _neighbourhood(
+def neighbours(
     model: CostModel, order: Order, members: Sequence[int], setting: Setting, *, resize: bool
 ) -> Iterator[list[Order]]:
     """Neighbouring orders, by length."""
