@@ -58,6 +58,7 @@ def train_pipeline(
     seed: int = 0,
     autocast: torch.dtype | None = None,
     outbox: Outbox | None = None,
+    pace: Pace | None = None,
 ) -> Trained:
     """Train a graph in stages that are threads over one exchange."""
     programs = cut(graph, positions)
@@ -81,7 +82,7 @@ def train_pipeline(
         )
         schedule = one_f_one_b(program.index, program.count, microbatches)
         hosts.append(host)
-        runners.append(StageRunner(host, exchange, data, schedule, config, Pace()))
+        runners.append(StageRunner(host, exchange, data, schedule, config, pace or Pace()))
 
     def record(result: StepResult) -> None:
         if result.loss is not None:

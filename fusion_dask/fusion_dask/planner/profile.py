@@ -111,8 +111,8 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
     return Profile(
         device=_text("device", plain["device"]),
         kind=plain["kind"],
-        threads=int(numbers.pop("threads")),
-        free_memory_bytes=int(numbers.pop("free_memory_bytes")),
+        threads=_whole("threads", numbers.pop("threads")),
+        free_memory_bytes=_whole("free_memory_bytes", numbers.pop("free_memory_bytes")),
         flops_per_s={
             _text("dtype", dtype): _positive(dtype, rate)
             for dtype, rate in _mapping("flops_per_s", plain["flops_per_s"]).items()
@@ -157,6 +157,12 @@ def _positive(name: str, value: object) -> float:
     if not math.isfinite(value) or value <= 0:
         raise ProfileError(f"a profile with {name} = {value!r}, which is not finite and positive")
     return float(value)
+
+
+def _whole(name: str, value: float) -> int:
+    if value < 1:
+        raise ProfileError(f"a profile with {name} = {value!r}, which is less than 1")
+    return int(value)
 
 
 def _text(name: str, value: object) -> str:

@@ -47,11 +47,6 @@ class ShapedLink:
         self._up_free = self._down_free = clock()
 
     @property
-    def is_shaped(self) -> bool:
-        """Whether it costs anything."""
-        return self._shape is not None
-
-    @property
     def delay_s(self) -> float:
         """One way."""
         return 0.0 if self._shape is None else self._shape.delay_s
