@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from fusion_dask.errors import DeviceError
 from fusion_dask.planner.catalogue import catalogue
+from fusion_dask.planner.link_text import parse_link
 
 __all__ = ["Emulation", "Shape", "emulations", "parse_shape"]
 
@@ -30,7 +31,6 @@ CORES_SHARE: Final = 0.95
 #: Part of the available memory that they may fill together.
 MEMORY_SHARE: Final = 0.7
 ITEM: Final = re.compile(r"(?:(\d+)\*)?([a-z0-9-]+)(?::([0-9.]+))?(?:@(.+))?", re.IGNORECASE)
-RATES: Final = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}
 CPU: Final = "cpu"
 
 
@@ -119,15 +119,11 @@ def parse_shape(text: str) -> Shape:
     Raises:
         DeviceError: It is not of that form.
     """
-    match = re.fullmatch(r"([0-9.]+)(kbit|mbit|gbit)/([0-9.]+)ms", text.strip().lower())
     try:
-        assert match is not None
-        rate, delay = float(match[1]) * RATES[match[2]], float(match[3]) / 1000
-    except (AssertionError, ValueError):
-        raise DeviceError(f"the link {text!r} is not of the form 100mbit/20ms") from None
-    if rate <= 0:
-        raise DeviceError(f"the link {text!r} has no bandwidth")
-    return Shape(bytes_per_s=rate, delay_s=delay)
+        link = parse_link(text)
+    except ValueError as error:
+        raise DeviceError(str(error)) from None
+    return Shape(bytes_per_s=link.bytes_per_s, delay_s=link.delay_s)
 
 
 def _parse(item: str, link: Shape | None) -> list[tuple[str, float, Shape | None]]:
