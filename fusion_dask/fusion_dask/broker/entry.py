@@ -10,12 +10,21 @@ from typing import Any, Final, get_args
 from fusion_dask.broker.members import Hello
 from fusion_dask.errors import ClusterError, VersionMismatch
 from fusion_dask.planner.profile import DeviceKind
+from fusion_dask.security.roles import Role, name_of, role_of
 from fusion_dask.security.versions import mismatch, versions
 
-__all__ = ["admit"]
+__all__ = ["admit", "provider_of"]
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 HERE: Final = versions()
+
+
+def provider_of(comm: Any) -> str | None:  # noqa: ANN401 - a connection of distributed
+    """The provider that a connection's certificate names; None without one, or for another role."""
+    certificate = comm.extra_info.get("peercert")
+    if certificate is None or role_of(certificate) is not Role.PROVIDER:
+        return None
+    return name_of(certificate)
 
 
 def admit(member: Mapping[str, Any]) -> Hello:

@@ -24,10 +24,10 @@ from distributed.protocol.serialize import to_serialize
 from fusion_dask.broker import archive
 from fusion_dask.broker.contribution import Contributions, Load
 from fusion_dask.broker.directory import Directory
-from fusion_dask.broker.entry import admit
+from fusion_dask.broker.entry import admit, provider_of
 from fusion_dask.broker.members import Hello, Member, Members
 from fusion_dask.broker.report import status_of
-from fusion_dask.errors import FusionError
+from fusion_dask.errors import FusionError, SecurityError
 from fusion_dask.planner.profile import profile_from_json
 
 __all__ = ["PROGRESS", "Broker"]
@@ -101,10 +101,12 @@ class Broker(SchedulerPlugin):
             seconds = float(msg["measure"]["seconds"])
             self.contributions = self.contributions.stepped(topic.removeprefix(PROGRESS), seconds)
 
-    async def hello(self, address: str, member: Mapping[str, Any]) -> dict[str, str]:
+    async def hello(self, comm: Any, address: str, member: Mapping[str, Any]) -> dict[str, str]:  # noqa: ANN401
         """A worker is about to join; it is let in, or refused with the reason."""
+        # Whose it is, its certificate says; without one, on the loopback, it does itself.
+        provider = provider_of(comm) or member.get("provider")
         try:
-            hello = admit(member)
+            hello = admit({**member, "provider": provider})
         except FusionError as error:
             return {"status": "refused", "reason": str(error)}
         # Of those that never came after all, some are forgotten.
@@ -122,8 +124,10 @@ class Broker(SchedulerPlugin):
             await asyncio.to_thread(archive.keep, self._archive, member)
         return {"status": "OK"}
 
-    async def drain(self, provider: str) -> dict[str, Any]:
+    async def drain(self, comm: Any, provider: str) -> dict[str, Any]:  # noqa: ANN401
         """Give a provider's workers no new stage; which of them are still busy."""
+        if provider_of(comm) not in {None, provider}:
+            raise SecurityError(f"a provider takes back its own workers, not those of {provider}")
         self.members = self.members.drained(provider, now=self._clock())
         workers = self.members.of_provider(provider)
         return {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Role", "role_of", "serial_of"]
+__all__ = ["Role", "name_of", "role_of", "serial_of"]
 
 
 class Role(StrEnum):
@@ -27,6 +27,15 @@ def role_of(peercert: Mapping[str, Any]) -> Role | None:
         for key, value in relative:
             if key == "organizationalUnitName" and value in set(Role):
                 return Role(value)
+    return None
+
+
+def name_of(peercert: Mapping[str, Any]) -> str | None:
+    """The member's name in a certificate."""
+    for relative in peercert.get("subject", ()):
+        for key, value in relative:
+            if key == "commonName":
+                return str(value)
     return None
 
 

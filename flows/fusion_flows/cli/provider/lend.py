@@ -19,7 +19,7 @@ from rich.console import Console
 
 from fusion_dask.config import as_environment
 from fusion_dask.devices.share import Share
-from fusion_dask.errors import ClusterError, FusionError
+from fusion_dask.errors import ClusterError, SecurityError
 from fusion_dask.security.identity import Identity
 from fusion_flows.cli import signals
 from fusion_flows.cli.cluster import PYTHON, WORKER
@@ -114,10 +114,8 @@ class _Provider:
 
     def _busy(self) -> Mapping[str, bool] | None:
         try:
-            answer = ask(
-                self._identity.scheduler, "fusion_drain", provider=self._extra["FUSION_PROVIDER"]
-            )
-        except FusionError:
+            answer = self._ask("fusion_drain", provider=self._extra["FUSION_PROVIDER"])
+        except ClusterError:
             return None
         workers = {worker["name"]: worker["busy"] for worker in answer["workers"].values()}
         for name in sorted(name for name, is_busy in workers.items() if is_busy):
@@ -129,8 +127,8 @@ class _Provider:
     def _tell(self) -> None:
         """Say what the broker believes of our workers, where it has changed."""
         try:
-            status: Any = ask(self._identity.scheduler, "fusion_status")
-        except (ClusterError, ValueError):
+            status = self._ask("fusion_status")
+        except ClusterError:
             return
         for member in status["members"]:
             name = member["name"]
@@ -139,6 +137,12 @@ class _Provider:
             if self._told.get(name) not in {member["state"], "waits"}:
                 self._told[name] = member["state"]
                 self._say(f"{name} is {member['state']}{describe(member)}")
+
+    def _ask(self, operation: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
+        try:
+            return ask(self._identity.scheduler, operation, **arguments)
+        except SecurityError as error:
+            raise ChildLost(f"this machine may not join: {error}") from None
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -21,7 +21,7 @@ from fusion_flows.cli.provider.window import Window, parse_window
 
 __all__ = ["JoinRequest", "bytes_of", "default_name", "shares_of", "window_of"]
 
-NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,89}")
+NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,59}")
 UNITS: Final = {
     "": 1,
     "kb": 10**3,
@@ -50,7 +50,7 @@ class JoinRequest:
         """Refuse a name that is none."""
         if not NAME.fullmatch(self.name):
             raise InputError(
-                f"--name {self.name}: take 1 to 90 letters, digits, dots, dashes and underscores"
+                f"--name {self.name}: take 1 to 60 letters, digits, dots, dashes and underscores"
             )
 
 
@@ -89,7 +89,7 @@ def window_of(request: JoinRequest) -> Window | None:
 
 def default_name() -> str:
     """That of this machine, as far as it can be a name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip(".")[:90] or "provider"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip(".")[:60] or "provider"
 
 
 def bytes_of(text: str) -> int:
