@@ -158,11 +158,18 @@ def test_more_bandwidth_is_never_worse(seed: int, objective: Objective, factor: 
         assert score(wider.prediction, objective) <= least * (1 + 1e-9)
 
 
-def test_the_same_pool_gives_the_same_plan() -> None:
+def test_a_large_pool_gives_the_same_plan_whatever_its_names() -> None:
     source = random.Random(5)
     model, pool = random_model(source, 20), random_pool(source, 10)
-    first, second = (find_plan(model, pool, Workload(microbatches=8), effort=2e6) for _ in range(2))
+    names = {w.name: f"machine {9 - i}" for i, w in enumerate(pool)}
+    first, second, other = (
+        find_plan(model, p, Workload(microbatches=8), capabilities=ENGINE, effort=2e6)
+        for p in (pool, pool, _renamed(pool, names))
+    )
     assert first == second
+    assert [names[s.worker] for s in first.replicas[0].stages] == [
+        s.worker for s in other.replicas[0].stages
+    ]
 
 
 def test_a_pool_that_is_too_small_says_how_much_is_missing() -> None:
