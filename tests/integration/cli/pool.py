@@ -113,6 +113,16 @@ class Pool:
 
     def status(self) -> dict[str, dict[str, Any]]:
         """The members by name; none while the scheduler does not answer."""
+        answer = self._ask("fusion_status")
+        return {} if answer is None else {m["name"]: m for m in answer["members"]}
+
+    def workers(self) -> list[str]:
+        """The addresses that Dask knows."""
+        answer = self._ask("identity")
+        return [] if answer is None else list(answer["workers"])
+
+    def _ask(self, operation: str) -> Any:
+        """Asked as the operator, whose membership is in the home."""
         (identity,) = [i for i in pools(self.home) if i.role is Role.USER]
         credentials = Security(
             require_encryption=True,
@@ -123,13 +133,12 @@ class Pool:
 
         async def ask() -> Any:
             async with rpc(self.scheduler, connection_args=credentials, timeout=5) as scheduler:
-                return await scheduler.fusion_status()
+                return await getattr(scheduler, operation)()
 
         try:
-            answer = asyncio.run(ask())
+            return asyncio.run(ask())
         except OSError:
-            return {}
-        return {member["name"]: member for member in answer["members"]}
+            return None
 
     def wait(
         self, condition: Callable[[dict[str, dict[str, Any]]], bool]
