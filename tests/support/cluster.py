@@ -42,8 +42,10 @@ class ProcessCluster:
         client.wait_for_workers(len(self.workers), timeout=90)
         return client
 
-    def add_worker(self, name: str, *, cpus: str | None = None) -> None:
-        """Start one more worker with one kernel thread."""
+    def add_worker(
+        self, name: str, *, cpus: str | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Start one more worker with one kernel thread, or with the variables of a share."""
         pins = {"FUSION_THREADS": "1", "OMP_NUM_THREADS": "1", "FUSION_PROBE_S": "0"}
         if cpus is not None:
             pins["FUSION_CPUS"] = cpus
@@ -52,7 +54,7 @@ class ProcessCluster:
             "distributed.cli.dask_worker",
             [*options, "--name", name, "--local-directory", str(self._folder)],
             "fusion_dask.worker",
-            pins,
+            {**pins, **(variables or {})},
         )
 
     def kill(self, name: str) -> None:
@@ -67,15 +69,16 @@ class ProcessCluster:
 
     def close(self) -> None:
         """End every process."""
-        processes = [*self.workers.values(), self._scheduler]
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
+        # Told by a signal and by its scheduler at once, a Dask worker without a nanny may wait for ever.
+        for processes in ([*self.workers.values()], [self._scheduler]):
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait(10)
 
     def _start(
         self, module: str, options: list[str], preload: str, pins: Mapping[str, str]

@@ -32,7 +32,7 @@ class Pace:
         cpu_clock: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._fraction = fraction
+        self.fraction = fraction
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._sleep = sleep
@@ -40,12 +40,12 @@ class Pace:
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
         """Around a piece of work."""
-        if self._fraction >= 1.0:
+        if self.fraction >= 1.0:
             yield
             return
         began, used = self._clock(), self._cpu_clock()
         yield
-        owed = (self._cpu_clock() - used) / self._fraction
+        owed = (self._cpu_clock() - used) / self.fraction
         left = owed - (self._clock() - began)
         if left > 0:
             self._sleep(left)
