@@ -263,7 +263,7 @@ class CostModel:
         low, high = candidates.edges[:-1], candidates.edges[1:]
         rate = self.store_bytes_per_s[candidates.workers]
         each = self.tables.state_bytes[low, high] / rate / every
-        slowest: Floats = each.reshape(chunks, -1, each.shape[1]).sum(axis=0).max(axis=0)
+        slowest: Floats = each.reshape(chunks, len(each) // chunks, -1).sum(axis=0).max(axis=0)
         return slowest
 
     def journal_s(self, candidates: Candidates, microbatches: int, chunks: int = 1) -> Floats:
@@ -273,7 +273,7 @@ class CostModel:
         low, high = candidates.edges[:-1], candidates.edges[1:]
         sent = self.tables.activation_bytes[high] + self.tables.return_bytes[low]
         each = microbatches * sent / self.store_bytes_per_s[candidates.workers]
-        slowest: Floats = each.reshape(chunks, -1, each.shape[1]).sum(axis=0).max(axis=0)
+        slowest: Floats = each.reshape(chunks, len(each) // chunks, -1).sum(axis=0).max(axis=0)
         return slowest
 
 
