@@ -35,6 +35,8 @@ Indices = NDArray[np.intp]
 LIMITS: Final = (1.0, 1.05, 1.15, 1.35, 2.0, float("inf"))
 #: Elements of a batch of matrices; keeps a call's memory near 50 MB.
 ELEMENTS: Final = 1 << 20
+#: Elements of the matrices of all stages that are kept from one pass to the next.
+KEPT: Final = 1 << 22
 
 
 def cuts_for(
@@ -85,12 +87,15 @@ class _Chain:
         self._held = held_at_peak(setting.schedule, size, setting.microbatches, setting.chunks)
         count = model.tables.count
         self._proper = np.triu(np.ones((count + 1, count + 1), dtype=np.bool_), 1)
+        self._kept: dict[int, _Stage] = {}
+        self._keeps = workers.size * (count + 1) ** 2 <= KEPT
 
     def candidates(self, limits: Sequence[float]) -> Iterator[Candidates]:
         best = self._shortest_periods()
         possible = np.flatnonzero(np.isfinite(best))
         if len(possible) < len(best):
             self._workers, best = self._workers[:, possible], best[possible]
+            self._kept.clear()
         yielded: list[Indices] = []
         for limit in limits:
             edges = self._cheapest(best * limit * (1 + 1e-12))
@@ -104,7 +109,15 @@ class _Chain:
             )
 
     def _stage(self, s: int) -> _Stage:
-        """All ranges for stage s."""
+        """All ranges for stage s; asked for once a pass."""
+        if s in self._kept:
+            return self._kept[s]
+        made = self._make(s)
+        if self._keeps:
+            self._kept[s] = made
+        return made
+
+    def _make(self, s: int) -> _Stage:
         model, tables, workers = self._model, self._model.tables, self._workers
         own = workers[s]
         forward, backward = (
@@ -115,9 +128,9 @@ class _Chain:
         back, back_delay = self._transfer(s, s - 1, tables.return_bytes)
         compute = forward + backward
         free = (model.free_bytes[own] / self._setting.chunks)[:, None, None]
-        fits = tables.memory(self._held[s])[None] <= free
+        fits = model.memory_table(self._held[s], recomputes=False)[None] <= free
         if self._setting.recomputes:
-            again = tables.memory_recomputing(self._held[s])[None] <= free
+            again = model.memory_table(self._held[s], recomputes=True)[None] <= free
             compute = np.where(fits, compute, compute + forward)
             fits = fits | again
         uplink = send[:, None, :] + back[:, :, None]

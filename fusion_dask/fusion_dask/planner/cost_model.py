@@ -171,6 +171,17 @@ class CostModel:
         self.price_per_s = np.array([w.price_per_hour / 3600 for w in pool])
         self.power_w = np.array([w.power_w for w in pool])
         self.store_bytes_per_s = np.array([_store_rate(w) for w in pool])
+        self._memory: dict[tuple[int, bool], Floats] = {}
+
+    def memory_table(self, held: int, *, recomputes: bool) -> Floats:
+        """`Tables.memory` or `Tables.memory_recomputing`, made once."""
+        key = (held, recomputes)
+        if key not in self._memory:
+            tables = self.tables
+            self._memory[key] = (
+                tables.memory_recomputing(held) if recomputes else tables.memory(held)
+            )
+        return self._memory[key]
 
     def times(self, candidates: Candidates) -> StageTimes:
         """Seconds per microbatch of every stage."""

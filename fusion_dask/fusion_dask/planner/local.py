@@ -30,7 +30,7 @@ SMALL: Final = 32
 #: Orders of one length that are tried at once at most.
 NEIGHBOURS: Final = 600
 #: Share of what is left that one round may spend on orders of one length.
-ROUND: Final = 0.1
+ROUND: Final = 0.3
 
 
 @dataclass(slots=True, kw_only=True)

@@ -43,16 +43,18 @@ __all__ = ["EFFORT", "Found", "PipelineSearch", "placed"]
 #: Up to so many candidates everything is tried; about a second.
 EXACT: Final = 1_000_000
 #: Table elements that a search spends by default; a few seconds.
-EFFORT: Final = 2e8
+EFFORT: Final = 3e8
 #: Blocks of a model that is searched as it is; with little effort.
 FINE: Final = 96
 COARSE: Final = 48
+#: Largest share of a worker's memory that a block may fill where blocks are taken together.
+GRAIN: Final = 0.1
 #: Less effort than this is little.
 QUICK: Final = 3e7
 #: Effort for a pipeline like a known one.
 LIKE: Final = 2e6
 #: First guesses that are improved.
-STARTS: Final = 8
+STARTS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +150,9 @@ class PipelineSearch:
             for s in self._possible(self._sizes(len(members)), setting)
             if 0.7 * near <= s <= 1.4 * near or s == len(members)
         ]
-        blocks = COARSE if len(self.model.blocks) > COARSE else None
-        found = self._guesses(members, sizes, [(merge, setting)], blocks, Effort(elements=LIKE))
+        effort = Effort(elements=LIKE)
+        blocks = self._blocks(effort)
+        found = self._guesses(members, sizes, [(merge, setting)], blocks, effort)
         polished = (self.polish(f, [(merge, setting)], shift=False) for f in found[:STARTS])
         return next((p for p in polished if p is not None), None)
 
@@ -255,7 +258,7 @@ class PipelineSearch:
         blocks: int | None,
         effort: Effort,
     ) -> list[Found]:
-        """The best first guesses over merges and sizes, one for each, best first."""
+        """The best first guess for every merge and size."""
         clustering = self.clustering(members)
         found = []
         for i, (merge, setting) in enumerate(settings):
@@ -272,7 +275,10 @@ class PipelineSearch:
                     found.append(
                         Found(best=guess, setting=setting, merge=merge, members=tuple(members))
                     )
-        return sorted(found, key=_rank)
+        # The best of every merge first: with more steps of the descent another one may win.
+        ranked = sorted(found, key=_rank)
+        heads = {f.merge: f for f in reversed(ranked)}
+        return sorted(ranked, key=lambda f: (heads[f.merge] is not f, *_rank(f)))
 
     def polish(
         self, found: Found, settings: Sequence[tuple[int, Setting]], *, shift: bool = True
@@ -295,7 +301,11 @@ class PipelineSearch:
     def _blocks(self, effort: Effort) -> int | None:
         """Blocks to search with, or None for all of them."""
         most = COARSE if effort.elements < QUICK else FINE
-        return None if len(self.model.blocks) <= most else most
+        model = self.cost_model(1)
+        block_bytes = float(model.tables.fixed_bytes[0, -1]) / most
+        # Where a coarse block fills much of a worker, cuts have to be fine to fit at all.
+        too_coarse = block_bytes > GRAIN * float(np.median(model.free_bytes))
+        return None if len(self.model.blocks) <= most or too_coarse else most
 
     def _coarse_edges(self, blocks: int) -> list[int]:
         """About equal shares of the FLOPs, each ending at its cheapest boundary."""
