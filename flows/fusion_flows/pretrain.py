@@ -21,9 +21,10 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 from fusion_dask.errors import ClusterError, FusionError
 from fusion_dask.pipeline.data import TokenWindows
-from fusion_dask.pipeline.driver import workers_of
+from fusion_dask.pipeline.pool import profiles_of, workers_of
 from fusion_dask.pipeline.spec import RunSpec
 from fusion_dask.planner.plan import Plan
+from fusion_dask.planner.profile import Profile
 from fusion_dask.worker.optimizer import OptimizerConfig
 from fusion_flows.pretrain_config import RESUMING, PretrainConfig
 from fusion_storage.checkpoint import latest
@@ -116,7 +117,7 @@ def _prepare(
         dropout=config.dropout,
     )
     _check_context(config, model)
-    workers = _workers(settings)
+    workers, profiles = _pool(settings, config.stages)
     text = prepare_text(
         store,
         data=config.data,
@@ -127,7 +128,14 @@ def _prepare(
         batch=config.batch,
     )
     captured = _capture(config, model)
-    planned = plan_stages(captured, workers, stages=config.stages, microbatches=config.microbatches)
+    planned = plan_stages(
+        captured,
+        workers,
+        stages=config.stages,
+        microbatches=config.microbatches,
+        profiles=profiles,
+        dtype=_autocast(config),
+    )
     create_run(
         store,
         run,
@@ -168,12 +176,15 @@ def _recall(run: str, store: Store, settings: Settings) -> _Prepared:
     values = dict(record["model"])
     model = AutoConfig.for_model(values.pop("model_type"), **values)
     plan = Plan.from_json(record["plan"])
+    workers, profiles = _pool(settings, len(plan.stages))
     planned = plan_stages(
         _capture(config, model),
-        _workers(settings),
+        workers,
         stages=None,
         microbatches=config.microbatches,
         positions=plan.positions,
+        profiles=profiles,
+        dtype=_autocast(config),
     )
     return _Prepared(
         run=run,
@@ -184,6 +195,10 @@ def _recall(run: str, store: Store, settings: Settings) -> _Prepared:
         planned=planned,
         output=output,
     )
+
+
+def _autocast(config: PretrainConfig) -> str | None:
+    return None if config.precision == "float32" else config.precision
 
 
 def _capture(config: PretrainConfig, model: PretrainedConfig) -> Captured:
@@ -226,7 +241,7 @@ def _train(prepared: _Prepared, store: Store, settings: Settings, console: Conso
         microbatches=config.microbatches,
         order=prepared.planned.order,
         owned=prepared.planned.owned,
-        autocast=None if config.precision == "float32" else config.precision,
+        autocast=_autocast(config),
         data=training,
         validation=held_out,
         validation_microbatches=max(1, windows // config.microbatch),
@@ -300,9 +315,13 @@ def _cluster(settings: Settings) -> str:
     return settings.cluster
 
 
-def _workers(settings: Settings) -> list[str]:
+def _pool(settings: Settings, stages: int | None) -> tuple[list[str], dict[str, Profile]]:
+    """The workers to plan for, and what was measured on them; backups only where they are needed."""
     with Client(_cluster(settings)) as client:
-        return list(workers_of(client))
+        workers = list(workers_of(client, backups=False))
+        if stages is not None and stages > len(workers):
+            workers = list(workers_of(client))
+        return workers, profiles_of(client)
 
 
 def _say_how_to_resume(run: str, store: Store, console: Console) -> None:

@@ -17,7 +17,8 @@ from prefect.logging import get_run_logger
 
 from fusion_dask.broker.contribution import Load
 from fusion_dask.errors import StageLost
-from fusion_dask.pipeline.driver import Driver, SegmentResult, workers_of
+from fusion_dask.pipeline.driver import Driver, SegmentResult
+from fusion_dask.pipeline.pool import workers_of
 from fusion_dask.pipeline.spec import RunSpec, StepMeasure
 from fusion_dask.planner.plan import Plan
 from fusion_dask.worker.optimizer import learning_rate

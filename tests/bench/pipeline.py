@@ -31,7 +31,8 @@ from fusion_dask.graph.capture import capture
 from fusion_dask.graph.cost import annotate
 from fusion_dask.graph.cut import cut
 from fusion_dask.graph.programs import dumps_program
-from fusion_dask.pipeline.driver import Driver, Programs, workers_of
+from fusion_dask.pipeline.driver import Driver, Programs
+from fusion_dask.pipeline.pool import workers_of
 from fusion_dask.pipeline.spec import RunSpec, StageReport, ownership
 from fusion_dask.worker.optimizer import OptimizerConfig
 from fusion_storage.store import open_store

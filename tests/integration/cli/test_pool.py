@@ -107,9 +107,19 @@ def test_a_flow_runs_on_the_pool_and_a_worker_hands_over(
     pool: Pool, token: str, tmp_path: Path
 ) -> None:
     first = pool.join("first", "--emulate", "cpu,cpu", token=token)
+    spare = pool.join("spare", "--emulate", "cpu", "--backup", token=token)
     pool.wait_for("active", "first-0", "first-1")
+    pool.wait_for("backup", "spare-0")
     run = Command(folder=tmp_path, home=pool.home)
-    quick = ["steps=40", "checkpoint_every=4", "layers=2", "width=32", "context=32", "batch=8"]
+    quick = [
+        "steps=40",
+        "stages=2",
+        "checkpoint_every=4",
+        "layers=2",
+        "width=32",
+        "context=32",
+        "batch=8",
+    ]
     small = [
         word for setting in (*quick, f"data={_texts(tmp_path)}") for word in ("--set", setting)
     ]
@@ -118,6 +128,7 @@ def test_a_flow_runs_on_the_pool_and_a_worker_hands_over(
         members = pool.wait(lambda ms: any(m["tokens_per_s"] for m in ms.values()))
         held = {(s["run"], s["stage"]) for m in members.values() for s in m["stages"]}
         assert held == {("moved", 0), ("moved", 1)}
+        assert not members["spare-0"]["stages"], "a backup is not used where others are"
         second = pool.join("second", "--emulate", "cpu,cpu", token=token)
         pool.wait_for("active", "second-0", "second-1")
         assert leave(first) == 0
@@ -131,7 +142,8 @@ def test_a_flow_runs_on_the_pool_and_a_worker_hands_over(
     members = pool.wait_for("left", "first-0", "first-1")
     summary = (tmp_path / "fusion-runs" / "moved" / "summary.md").read_text()
     assert "40" in summary
-    assert leave(second) == 0
+    for provider in (second, spare):
+        assert leave(provider) == 0
 
 
 def _texts(folder: Path) -> Path:

@@ -14,7 +14,8 @@ from distributed import Client
 from fusion_dask.broker.contribution import Load
 from fusion_dask.errors import NeighbourFailed, StageError, StageLost
 from fusion_dask.graph.programs import dumps_program
-from fusion_dask.pipeline.driver import Driver, Programs, workers_of
+from fusion_dask.pipeline.driver import Driver, Programs
+from fusion_dask.pipeline.pool import workers_of
 from fusion_dask.pipeline.spec import RunSpec, StepMeasure, ownership
 from fusion_dask.planner.plan import make_plan
 from fusion_dask.worker.optimizer import OptimizerConfig
