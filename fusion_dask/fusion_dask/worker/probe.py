@@ -5,10 +5,10 @@ copy; the memory that is free; copies between host and device; a file written, f
 
 Other programs on a machine only slow a measurement down: many short windows are timed after a warm-up, and
 the best one counts, so that two probes of one idle device agree although neither had the machine to itself.
-(On two shared cores the best of a second's windows varied by 2 to 3 %, their median by up to 57 %.) A window
-is long enough for the clock not to flatter it. The size is fixed since the rate depends on it: a size chosen by
-a first, noisy product would make two probes differ by more than the noise. What a device cannot keep
-up, because it gets warm, is corrected by what real stages take (`Profile.efficiency`).
+(On two cores with a load of 5, the best of 6 s differed by at most 7 % between two probes, medians of a second by
+up to 57 %.) A window is long enough for the clock not to flatter it. The size is fixed since the rate depends on
+it: a size chosen by a first, noisy product would make two probes differ by more than the noise. What a device
+cannot keep up, because it gets warm, is corrected by what real stages take (`Profile.efficiency`).
 
 Covers: measuring, blocking, on the calling thread. Not covered: when (`probing.py`), links (`links.py`).
 
@@ -21,7 +21,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,8 +40,8 @@ USELESS: Final = 20.0
 CPU_SIZE: Final = 512
 ACCELERATOR_SIZE: Final = 4096
 WINDOW_S: Final = 0.01
-FEWEST_WINDOWS: Final = 3
-#: Part of the budget in which clocks and caches settle.
+FEWEST_ROUNDS: Final = 3
+#: Part of the budget in which clocks settle: what is sustained counts, not the boost of a cold device.
 WARM_UP: Final = 0.25
 #: Beyond most caches.
 COPY_BYTES: Final = 128 * 1024 * 1024
@@ -82,16 +82,27 @@ class _Timer:
     pace: Pace
     ended: threading.Event
 
-    def best_rate(self, work: Callable[[], object], budget_s: float) -> float:
-        """How often per second `work` is done when nothing else disturbs it."""
-        begin = time.perf_counter()
+    def best_rates(
+        self, works: Mapping[str, Callable[[], object]], budget_s: float
+    ) -> dict[str, float]:
+        """How often per second each work is done when nothing else disturbs it.
+
+        In turns, so that a disturbance of a second or two spoils some windows of each and all of none.
+        """
         # Unpaced, so that every emulated device is given the same windows.
-        repeats = max(1, math.ceil(WINDOW_S / self.seconds(work, 1, Pace())))
-        best, windows = 0.0, 0
-        while (spent := time.perf_counter() - begin) < budget_s or windows < FEWEST_WINDOWS:
-            rate = repeats / self.seconds(work, repeats, self.pace)
+        repeats = {
+            name: max(1, math.ceil(WINDOW_S / self.seconds(work, 1, Pace())))
+            for name, work in works.items()
+        }
+        begin = time.perf_counter()
+        best, rounds = dict.fromkeys(works, 0.0), 0
+        while (spent := time.perf_counter() - begin) < budget_s or rounds < FEWEST_ROUNDS:
+            rates = {
+                name: repeats[name] / self.seconds(work, repeats[name], self.pace)
+                for name, work in works.items()
+            }
             if spent >= WARM_UP * budget_s or self.ended.is_set():
-                best, windows = max(best, rate), windows + 1
+                best, rounds = {name: max(best[name], rates[name]) for name in works}, rounds + 1
             if self.ended.is_set():
                 break
         return best
@@ -127,33 +138,25 @@ def measure_rates(
         ended: Once it is set, this returns soon and what it returns means nothing.
     """
     timer = _Timer(device=device, pace=pace, ended=ended or threading.Event())
-    share_s = budget_s / (len(DTYPES) + 1)
-    flops_per_s: dict[str, float] = {}
-    once_s: dict[str, float] = {}
     size = CPU_SIZE if device.type == "cpu" else ACCELERATOR_SIZE
-    for name in DTYPES:
-        product = _product(size, getattr(torch, name), device)
-        if product is None:
-            continue
-        once_s[name] = timer.seconds(product, 1, Pace())
-        if once_s[name] <= USELESS * once_s.get("float32", math.inf):
-            flops_per_s[name] = 2 * size**3 * timer.best_rate(product, share_s)
+    works: dict[str, Callable[[], object]] = dict(_products(size, device, timer))
     length = min(COPY_BYTES, room_bytes // 4) // 4
     source = torch.ones(length, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
-    copied = timer.best_rate(lambda: target.copy_(source), share_s / 2)
-    up = down = None
+    works["copy"] = lambda: target.copy_(source)
     if device.type != "cpu":
         # Not pinned: neither are the tensors that stages move.
         host = torch.ones(length, dtype=torch.float32)
-        up = host.nbytes * timer.best_rate(lambda: target.copy_(host), share_s / 4)
-        down = host.nbytes * timer.best_rate(lambda: host.copy_(source), share_s / 4)
+        works["up"] = lambda: target.copy_(host)
+        works["down"] = lambda: host.copy_(source)
+    rates = timer.best_rates(works, budget_s)
+    moved = {name: source.nbytes * rates[name] for name in ("copy", "up", "down") if name in rates}
     return Rates(
-        flops_per_s=flops_per_s,
+        flops_per_s={name: 2 * size**3 * rates[name] for name in DTYPES if name in rates},
         # A copy reads and writes.
-        memory_bytes_per_s=2 * source.nbytes * copied,
-        host_to_device_bytes_per_s=up,
-        device_to_host_bytes_per_s=down,
+        memory_bytes_per_s=2 * moved["copy"],
+        host_to_device_bytes_per_s=moved.get("up"),
+        device_to_host_bytes_per_s=moved.get("down"),
     )
 
 
@@ -198,6 +201,22 @@ def measure_disk(folder: Path) -> Disk | None:
     except OSError:
         return None
     return Disk(write_bytes_per_s=DISK_BYTES / write_s, read_bytes_per_s=DISK_BYTES / read_s)
+
+
+def _products(
+    size: int, device: torch.device, timer: _Timer
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Matrix products by dtype, of those that are of use on the device."""
+    longest_s = math.inf
+    for name in DTYPES:
+        product = _product(size, getattr(torch, name), device)
+        if product is None:
+            continue
+        once_s = timer.seconds(product, 1, Pace())
+        if once_s <= longest_s:
+            yield name, product
+        if name == "float32":
+            longest_s = USELESS * once_s
 
 
 def _product(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object] | None:

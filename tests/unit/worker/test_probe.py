@@ -59,9 +59,9 @@ def test_a_dtype_that_is_of_no_use_is_left_out(monkeypatch: pytest.MonkeyPatch) 
             del repeats, pace
             return seconds[work()]  # type: ignore[operator]
 
-        def best_rate(self, work: object, budget_s: float) -> float:
-            del work, budget_s
-            return 1.0
+        def best_rates(self, works: dict[str, object], budget_s: float) -> dict[str, float]:
+            del budget_s
+            return dict.fromkeys(works, 1.0)
 
     monkeypatch.setattr(probe, "_product", product)
     monkeypatch.setattr(probe, "_Timer", Timer)
