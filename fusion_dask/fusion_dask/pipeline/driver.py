@@ -9,7 +9,6 @@ stage is told at once, and the last checkpoint stands.
 """
 
 import contextlib
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,19 +19,18 @@ from distributed import Client, Future, wait
 from fusion_dask.broker.contribution import Load
 from fusion_dask.broker.plugin import Broker
 from fusion_dask.errors import ClusterError, NeighbourFailed, StageLost
+from fusion_dask.pipeline.pool import ask
 from fusion_dask.pipeline.spec import RunSpec, StageReport, StageResult, StageTask, StepMeasure
 from fusion_dask.pipeline.stage_task import progress_topic, run_stage
 from fusion_dask.worker.plugin import Onboard
 from fusion_storage.checkpoint import Checkpoint, commit
 
-__all__ = ["Driver", "Programs", "SegmentResult", "workers_of"]
+__all__ = ["Driver", "Programs", "SegmentResult"]
 
 Metadata = Callable[[Sequence[StepMeasure], float | None], Mapping[str, Any]]
 
 #: How often the broker is asked whether a stage was lost while a segment runs.
 POLL_S = 0.5
-#: Longest wait for workers that are being measured when a run looks for workers.
-PROBE_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,36 +49,6 @@ class SegmentResult:
     reports: tuple[StageReport, ...]
     steps: tuple[StepMeasure, ...]
     validation_loss: float | None
-
-
-def workers_of(client: Client, *, wait_s: float = PROBE_WAIT_S) -> dict[str, str]:
-    """Name -> address of the workers that may take a stage, in the order in which they should.
-
-    Members of the pool's backup come last; those that are to leave are not among them. A worker that
-    is being measured is waited for.
-
-    Args:
-        client: A client of the cluster.
-        wait_s: Longest wait for measurements.
-
-    Raises:
-        ClusterError: There is none.
-    """
-    deadline = time.monotonic() + wait_s
-    # A scheduler without the broker knows no such question, and answers None.
-    while states := _ask(client, "fusion_workers") or {}:
-        if "probing" not in states.values() or time.monotonic() > deadline:
-            break
-        time.sleep(POLL_S)
-    info = client.scheduler_info(n_workers=-1)["workers"]
-    names = {str(worker["name"]): address for address, worker in info.items()}
-    usable = [name for name in names if states.get(name) not in {"draining", "left"}]
-    if not usable:
-        raise ClusterError(
-            "the cluster has no worker that could take a stage; lend one with `fusion join`"
-        )
-    usable.sort(key=lambda name: (states.get(name) == "backup", len(name), name))
-    return {name: names[name] for name in usable}
 
 
 class Driver:
@@ -237,17 +205,12 @@ class Driver:
             self._on_step(StepMeasure(**message["measure"]))
 
     def _scheduler(self, operation: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
-        return _ask(self._client, operation, **arguments)
+        return ask(self._client, operation, **arguments)
 
     def _broadcast(self, operation: str, **arguments: object) -> None:
         """Call a handler on every worker that can be reached."""
         message = {"op": operation, "run": self._spec.run, **arguments}
         self._scheduler("broadcast", msg=message, on_error="ignore")
-
-
-def _ask(client: Client, operation: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
-    """Call one of the broker's handlers, or one of Dask's own."""
-    return client.sync(getattr(client.scheduler, operation), **arguments)
 
 
 def _errors(futures: Sequence["Future[StageResult]"]) -> list[BaseException]:
