@@ -78,7 +78,7 @@ async def measure_links(
             found[name] = await asyncio.wait_for(measure(), min(LINK_TIMEOUT_S, left_s))
         except (OSError, TimeoutError, FusionError, StorageError) as error:
             logger.warning(
-                "the link to %s was not measured: %s", name, error or "no answer in time"
+                "the link to %s was not measured: %s", name, str(error) or "no answer in time"
             )
     return found
 
