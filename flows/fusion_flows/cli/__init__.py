@@ -42,6 +42,8 @@ NOUNS: Final = (
     Noun(name="status", summary="Show who is in the pool, what it is worth and what it does."),
     Noun(name="doctor", summary="Check this machine and its pool, and say what to do."),
     Noun(name="graph", summary="Show a model as a graph of operators, cut into stages."),
+    Noun(name="plan", summary="Plan a model over a pool, joined or imagined, before it runs."),
+    Noun(name="simulate", summary="Simulate hours of a model on a pool: speed, losses, cost."),
     Noun(name="bench", summary="Measure this project against a reference in one run."),
 )
 

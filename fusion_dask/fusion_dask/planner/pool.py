@@ -6,7 +6,7 @@
 
 A file is JSON: what `fusion status --json` prints, or a list of
 `{"gpu": "rtx3080", "count": 50, "link": "1gbit/20ms"}` and `{"name": ..., "profile": {...}}`; both take
-`price_per_hour` and `power_w`.
+`price_per_hour` in US dollars and `power_w`.
 
 What the catalogue's data sheets stand for: the rates of `Profile` are the peaks, of which the cost model
 takes its usual efficiency; `USABLE` of the memory is free. A link `rate/delay` is rate each way, and delay

@@ -17,7 +17,8 @@ A step without losses takes what the planner predicts; the pipeline of a step wi
 Assumed: the broker and the store are never lost, losses are independent of what the run does, the first
 plan is in place at the start, planning for a change at a checkpoint happens in the background.
 
-Not covered: the receivers' downlinks, data loading, drift of speeds.
+Not covered: the receivers' downlinks, the line of the store, journal and boundary tensors that share an
+uplink, data loading, drift of speeds.
 
 Invariant: the same scenario gives the same simulation, and its `Budget` adds up to the time that passed.
 """
