@@ -130,7 +130,14 @@ def _stages(task: Task, plan: PoolPlan) -> list[Table]:
         table.add_column("stage")
         table.add_column("worker", overflow="fold")
         table.add_column("begins with", overflow="fold")
-        for name in ("blocks", "forward\n(ms)", "backward\n(ms)", "uplink\n(ms)", "memory\n(GB)"):
+        for name in (
+            "blocks",
+            "forward\n(ms)",
+            "backward\n(ms)",
+            "uplink\n(ms)",
+            "memory\n(GB)",
+            "free\n(GB)",
+        ):
             table.add_column(name, justify="right")
         for i, (stage, times) in enumerate(zip(placed.stages, predicted.stages, strict=True)):
             mark = "*" if stage.recomputes else ""
@@ -142,7 +149,8 @@ def _stages(task: Task, plan: PoolPlan) -> list[Table]:
                 f"{times.forward_s * 1e3:,.1f}",
                 f"{times.backward_s * 1e3:,.1f}",
                 f"{times.send_s * 1e3:,.1f}",
-                f"{times.memory_bytes / 1e9:.2f} of {room[stage.worker] / 1e9:.1f}",
+                f"{times.memory_bytes / 1e9:.2f}",
+                f"{room[stage.worker] / 1e9:.2f}",
             )
         if any(s.recomputes for s in placed.stages):
             table.caption = "* computes its activations again"

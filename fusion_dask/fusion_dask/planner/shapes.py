@@ -207,8 +207,8 @@ class _Counts:
         shape = self.shape
         yield self._embedding()
         for i in range(shape.layers):
-            yield self._attention(f"{i}.attention")
-            yield self._feed_forward(f"{i}.feed_forward")
+            yield self._attention(f"{i}.attn")
+            yield self._feed_forward(f"{i}.mlp")
         yield self._head()
 
     def tied(self, blocks: int) -> tuple[TiedParameter, ...]:
