@@ -55,6 +55,17 @@ def test_a_broker_that_does_not_answer_is_not_waited_for() -> None:
     assert acts == [Act(what="end", worker="a")]
 
 
+def test_a_worker_that_does_not_end_is_killed() -> None:
+    state, _ = lending("a").after(Seen(now=0.0, wanted=True))
+    state, _ = state.after(Seen(now=1.0, wanted=False, busy={}))
+    state, acts = state.after(Seen(now=15.9, wanted=False, busy={}))
+    assert acts == []
+    state, acts = state.after(Seen(now=16.0, wanted=False, busy={}))
+    assert acts == [Act(what="kill", worker="a")]
+    _, acts = state.after(Seen(now=17.0, wanted=False, ended=frozenset({"a"})))
+    assert acts == []
+
+
 def test_the_window_opens_again() -> None:
     state, _ = lending("a").after(Seen(now=0.0, wanted=True))
     state, _ = state.after(Seen(now=1.0, wanted=False, busy={"a": False}))
@@ -94,6 +105,8 @@ def test_nothing_is_started_twice_or_ended_while_busy(
                 assert now - last_start.get(act.worker, -1.0) >= 1.0
                 last_start[act.worker] = now
                 running.add(act.worker)
+            elif act.what == "kill":
+                assert act.worker in running
             else:
                 assert not wanted
                 assert act.worker in running

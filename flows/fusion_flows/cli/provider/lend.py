@@ -80,8 +80,9 @@ class _Provider:
         self._group.stop()
 
     def _act(self, act: Act) -> None:
-        if act.what == "end":
-            self._children[act.worker].process.terminate()
+        if act.what != "start":
+            process = self._children[act.worker].process
+            process.terminate() if act.what == "end" else process.kill()
             return
         host = _route_to(self._identity.scheduler)
         command = [*PYTHON, "distributed.cli.dask_worker", self._identity.scheduler, *WORKER]

@@ -9,11 +9,14 @@ Invariant: a worker that is busy is ended only if the broker cannot be asked.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 from fusion_flows.cli.pool.restart import Restarts
 
 __all__ = ["Act", "Lending", "Seen"]
+
+#: A worker that was told to end is killed after this.
+GRACE_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class Seen:
 class Act:
     """Something to do with one worker."""
 
-    what: Literal["start", "end"]
+    what: Literal["start", "end", "kill"]
     worker: str
 
 
@@ -48,12 +51,12 @@ class Lending:
     Attributes:
         history: Of every worker, when it was started and is due again.
         running: Those that run.
-        ending: Those that were told to end.
+        ending: Those that were told to end, and when.
     """
 
     history: Mapping[str, Restarts]
     running: frozenset[str] = field(default_factory=frozenset)
-    ending: frozenset[str] = field(default_factory=frozenset)
+    ending: Mapping[str, float] = field(default_factory=dict)
 
     def after(self, seen: Seen) -> tuple["Lending", list[Act]]:
         """The next state, and what to do."""
@@ -64,9 +67,17 @@ class Lending:
             self,
             history=history,
             running=self.running - seen.ended,
-            ending=self.ending - seen.ended,
+            ending={w: since for w, since in self.ending.items() if w not in seen.ended},
         )
-        return state._start(seen) if seen.wanted else state._end(seen)
+        state, killed = state._kill(seen)
+        state, acts = state._start(seen) if seen.wanted else state._end(seen)
+        return state, [*killed, *acts]
+
+    def _kill(self, seen: Seen) -> tuple["Lending", list[Act]]:
+        """End for good who was told to and does not: Dask's closing can wait for itself."""
+        stuck = [w for w, since in self.ending.items() if seen.now - since >= GRACE_S]
+        again = {**self.ending, **dict.fromkeys(stuck, seen.now)}
+        return replace(self, ending=again), [Act(what="kill", worker=worker) for worker in stuck]
 
     def _start(self, seen: Seen) -> tuple["Lending", list[Act]]:
         due = [
@@ -83,6 +94,6 @@ class Lending:
             # A worker that the broker does not know holds nothing.
             return seen.busy is None or not seen.busy.get(worker, False)
 
-        free = [w for w in sorted(self.running - self.ending) if is_free(w)]
-        state = replace(self, ending=self.ending | set(free))
+        free = [w for w in sorted(self.running - self.ending.keys()) if is_free(w)]
+        state = replace(self, ending={**self.ending, **dict.fromkeys(free, seen.now)})
         return state, [Act(what="end", worker=worker) for worker in free]
