@@ -19,7 +19,7 @@ __all__ = ["ask", "profiles_of", "workers_of"]
 
 POLL_S: Final = 0.5
 #: Longest wait for workers that are being measured.
-PROBE_WAIT_S: Final = 30.0
+PROBE_WAIT_S: Final = 60.0
 
 
 def workers_of(

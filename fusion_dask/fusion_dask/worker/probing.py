@@ -31,6 +31,7 @@ from fusion_dask.worker.links import measure_links
 from fusion_dask.worker.plugin import FusionWorker
 from fusion_dask.worker.probe import measure_disk, measure_rates, usable_memory
 from fusion_dask.worker.settings import WorkerSettings
+from fusion_dask.worker.turns import turn
 from fusion_dask.worker.warm import warm_up
 
 __all__ = ["Probing", "corrected"]
@@ -147,9 +148,9 @@ class Probing:
         return not self._worker.state.executing and self._plugin.resident is None
 
     async def _probe(self) -> None:
-        begin = time.perf_counter()
         loop = asyncio.get_running_loop()
         measured = await loop.run_in_executor(self._thread, self._measure)
+        begin = time.perf_counter()
         links = await measure_links(
             self._worker,
             self._plugin.link,
@@ -159,7 +160,10 @@ class Probing:
         )
         known = None if self._profile is None else self._profile.efficiency
         self._profile = replace(
-            measured, links=links, efficiency=known, probe_s=time.perf_counter() - begin
+            measured,
+            links=links,
+            efficiency=known,
+            probe_s=measured.probe_s + time.perf_counter() - begin,
         )
         await self._report()
 
@@ -180,14 +184,19 @@ class Probing:
         room = usable_memory(
             self._device, cap_bytes=settings.memory_bytes, sharers=settings.sharers
         )
-        rates = measure_rates(
-            self._device,
-            budget_s=settings.probe_s,
-            pace=self._plugin.pace,
-            room_bytes=room,
-            ended=self._ended,
-        )
-        disk = measure_disk(Path(self._worker.local_directory))
+        folder = Path(self._worker.local_directory)
+        # Those of one machine share its CPU: two at once would measure half of it.
+        with turn(folder.parent / "fusion-probe.lock", self._ended):
+            begin = time.perf_counter()
+            rates = measure_rates(
+                self._device,
+                budget_s=settings.probe_s,
+                pace=self._plugin.pace,
+                room_bytes=room,
+                ended=self._ended,
+            )
+            disk = measure_disk(folder)
+            took_s = time.perf_counter() - begin
         return Profile(
             device=self._name(),
             kind=self._kind(),
@@ -201,7 +210,7 @@ class Probing:
             disk_read_bytes_per_s=None if disk is None else disk.read_bytes_per_s,
             emulated=None if emulation is None else emulation.name,
             measured_at=time.time(),
-            probe_s=max(settings.probe_s, 1e-3),
+            probe_s=took_s,
         )
 
     def _kind(self) -> DeviceKind:
