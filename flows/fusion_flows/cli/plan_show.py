@@ -91,7 +91,7 @@ def print_plan(console: Console, task: Task, plan: PoolPlan, advice: Advice, poo
     bubble = max(r.bubble for r in prediction.replicas)
     console.print(
         f"step {prediction.step_s:.3g} s ({said}), {prediction.tokens_per_s:,.0f} tokens/s, "
-        f"bubble {bubble:.0%}, latency {prediction.latency_s:.3g} s"
+        f"bubble {max(0.0, bubble):.0%}, latency {prediction.latency_s:.3g} s"
     )
     console.print(
         f"cost {_cost(plan, pool)} for a million tokens, energy "

@@ -72,7 +72,7 @@ def page(simulation: Simulation, model: str, facts: Mapping[str, str]) -> str:
     parts = [
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>',
         f"<style>{STYLE}</style>\n<h1>{title}</h1>\n<dl>{listed}</dl>\n",
-        "<h2>The first step</h2>",
+        f"<h2>The first step{_of(len(simulation.replicas))}</h2>",
         _legend(("forward", "backward", "send", "return")),
         _step(simulation.step),
     ]
@@ -90,6 +90,10 @@ def page(simulation: Simulation, model: str, facts: Mapping[str, str]) -> str:
             _hours(simulation.spans, simulation.elapsed_s),
         ]
     return "\n".join(parts) + "\n</html>\n"
+
+
+def _of(replicas: int) -> str:
+    return f", in the first of {replicas} pipelines" if replicas > 1 else ""
 
 
 def _legend(kinds: Iterable[str]) -> str:

@@ -58,7 +58,7 @@ def facts(result: Result) -> dict[str, str]:
         "plan": f"{shape_of(found.replicas)}; {result.scenario.spare} spared",
         "speed": f"{found.tokens_per_s:,.0f} tokens/s over {found.elapsed_s / 3600:.1f} h, "
         f"{found.steps:,} steps of {found.prediction.step_s:.3g} s",
-        "MFU, bubble": f"{found.mfu:.1%}, {found.bubble:.0%} of an undisturbed step",
+        "MFU, bubble": f"{found.mfu:.1%}, {max(0.0, found.bubble):.0%} of an undisturbed step",
         "time": ", ".join(
             f"{name} {seconds / found.elapsed_s:.1%}"
             for name, seconds in shares.items()
@@ -69,7 +69,7 @@ def facts(result: Result) -> dict[str, str]:
         "recovery": _recovery(result),
         "energy": f"{found.energy_j_per_token:.3g} J/token" if powered else UNKNOWN,
         "cost": UNKNOWN if cost is None else f"${cost:.3g} per million tokens",
-        "store": f"{found.store_bytes / 1e12:,.2f} TB written, "
+        "store": f"{_size(found.store_bytes)} written, "
         f"{show_bits_per_s(found.store_bytes / found.elapsed_s)} on average",
     }
 
@@ -105,6 +105,13 @@ def write(result: Result, out: Path) -> None:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out {out}: {error.strerror or error}; name another file") from error
+
+
+def _size(size_bytes: float) -> str:
+    for scale, unit in ((1e12, "TB"), (1e9, "GB")):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:,.3g} {unit}"
+    return f"{size_bytes / 1e6:.3g} MB"
 
 
 def _recovery(result: Result) -> str:
@@ -144,8 +151,8 @@ def _link_rows(result: Result) -> Iterator[tuple[str, ...]]:
     for link in found.links[:SHOWN]:
         yield (
             f"{link.sender} to {link.receiver}",
-            f"{link.step_bytes / 1e9:.3g} GB",
+            _size(link.step_bytes),
             show_bits_per_s(link.total_bytes / found.elapsed_s),
             f"{link.busy:.0%}",
-            f"{link.total_bytes / 1e9:,.0f} GB",
+            _size(link.total_bytes),
         )

@@ -259,9 +259,10 @@ def _or(value: float | None, default: float) -> float:
 
 
 def _gpu_of(profile: Profile) -> Gpu | None:
-    """The data sheet of a measured device, by its name."""
-    name = profile.emulated or MAKERS.sub("", profile.device.lower())
-    return catalogue().get(name)
+    """The data sheet of a measured device, by its name; an emulated one neither costs nor draws that."""
+    if profile.emulated is not None:
+        return None
+    return catalogue().get(MAKERS.sub("", profile.device.lower()))
 
 
 def _can_lend(member: object) -> bool:

@@ -92,8 +92,8 @@ def test_a_measured_device_is_found_in_the_catalogue() -> None:
         )
     ]
     pool = pool_from_json(status)
-    assert [w.power_w for w in pool.workers] == [320, 450, 0]
-    assert pool.unpriced == ("other",)
+    assert [w.power_w for w in pool.workers] == [320, 0, 0]
+    assert pool.unpriced == ("emulated", "other")
 
 
 @pytest.mark.parametrize(
