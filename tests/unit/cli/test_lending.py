@@ -49,10 +49,27 @@ def test_a_busy_worker_is_waited_for_and_a_free_one_ends_once() -> None:
     assert acts == [Act(what="end", worker="a")]
 
 
-def test_a_broker_that_does_not_answer_is_not_waited_for() -> None:
+def test_a_broker_that_does_not_answer_is_not_waited_for_long() -> None:
     state, _ = lending("a").after(Seen(now=0.0, wanted=True))
-    _, acts = state.after(Seen(now=1.0, wanted=False, busy=None))
+    state, acts = state.after(Seen(now=1.0, wanted=False, busy=None))
+    assert acts == []
+    # An answer in between says that it is alive.
+    state, acts = state.after(Seen(now=5.0, wanted=False, busy={"a": True}))
+    assert acts == []
+    state, acts = state.after(Seen(now=6.0, wanted=False, busy=None))
+    state, acts = state.after(Seen(now=15.9, wanted=False, busy=None))
+    assert acts == []
+    state, acts = state.after(Seen(now=16.0, wanted=False, busy=None))
     assert acts == [Act(what="end", worker="a")]
+
+
+def test_machines_do_not_come_back_all_at_once() -> None:
+    def due_at(chance: float) -> float | None:
+        state, _ = lending("a").after(Seen(now=0.0, wanted=True))
+        ended = Seen(now=5.0, wanted=True, ended=frozenset({"a"}), chance=chance)
+        return state.after(ended)[0].history["a"].due_at
+
+    assert (due_at(0.0), due_at(0.5), due_at(1.0)) == (6.0, 6.25, 6.5)
 
 
 def test_a_worker_that_does_not_end_is_killed() -> None:
@@ -75,6 +92,22 @@ def test_the_window_opens_again() -> None:
     assert acts == [Act(what="start", worker="a")]
 
 
+def test_a_window_that_opens_while_a_worker_finishes_starts_it_anew() -> None:
+    """The broker gives no stage to a worker that was once taken back."""
+    state, _ = lending("a", "b").after(Seen(now=0.0, wanted=True))
+    state, acts = state.after(Seen(now=1.0, wanted=False, busy={"a": True, "b": False}))
+    assert acts == [Act(what="end", worker="b")]
+    ended = frozenset({"b"})
+    state, acts = state.after(Seen(now=3.0, wanted=True, ended=ended, busy={"a": True}))
+    assert acts == []
+    state, acts = state.after(Seen(now=4.0, wanted=True, busy={"a": False}))
+    assert acts == [Act(what="end", worker="a")]
+    state, acts = state.after(Seen(now=5.0, wanted=True, ended=frozenset({"a"})))
+    assert acts == [Act(what="start", worker="b")]
+    _, acts = state.after(Seen(now=6.0, wanted=True))
+    assert acts == [Act(what="start", worker="a")]
+
+
 STEPS = st.lists(
     st.tuples(
         st.floats(0.1, 30.0),
@@ -92,23 +125,30 @@ def test_nothing_is_started_twice_or_ended_while_busy(
 ) -> None:
     state, now = lending("a", "b"), 0.0
     running: set[str] = set()
+    leaving: set[str] = set()
+    silent_since: float | None = None
     last_start: dict[str, float] = {}
     for passed, wanted, ended, busy in steps:
         now += passed
         running -= ended
-        seen = Seen(now=now, wanted=wanted, ended=frozenset(ended), busy=None if wanted else busy)
+        leaving = set(running) if not wanted else leaving - ended
+        silent_since = (silent_since or now) if leaving and busy is None else None
+        seen = Seen(now=now, wanted=wanted, ended=frozenset(ended), busy=busy)
         state, acts = state.after(seen)
         for act in acts:
             if act.what == "start":
                 assert wanted
+                assert not leaving
                 assert act.worker not in running
                 assert now - last_start.get(act.worker, -1.0) >= 1.0
                 last_start[act.worker] = now
                 running.add(act.worker)
             elif act.what == "kill":
                 assert act.worker in running
+            elif silent_since is not None:
+                assert act.worker in leaving
+                assert now - silent_since >= 10.0
             else:
-                assert not wanted
-                assert act.worker in running
+                assert act.worker in leaving
                 assert busy is None or not busy.get(act.worker, False)
         assert state.running == running

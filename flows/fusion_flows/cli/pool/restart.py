@@ -13,11 +13,12 @@ __all__ = ["Backoff", "Restarts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """A policy, in seconds."""
+    """A policy, in seconds; up to `spread` of a waiting time is added to it by chance."""
 
     first_s: float = 1.0
     longest_s: float = 60.0
     steady_s: float = 60.0
+    spread: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,17 @@ class Restarts:
         """It runs."""
         return replace(self, started_at=now, due_at=None)
 
-    def ended(self, now: float) -> "Restarts":
-        """It ended, and is due again at `due_at`."""
+    def ended(self, now: float, *, chance: float = 0.0) -> "Restarts":
+        """It ended, and is due again at `due_at`.
+
+        Args:
+            now: Monotonic seconds.
+            chance: A random number from 0 to 1.
+        """
         began = now if self.started_at is None else self.started_at
         soon = 1 if now - began >= self.policy.steady_s else self.soon + 1
         wait_s = min(self.policy.longest_s, self.policy.first_s * 2.0 ** (min(soon, 32) - 1))
+        wait_s *= 1.0 + self.policy.spread * chance
         return replace(self, soon=soon, started_at=None, due_at=now + wait_s)
 
     def is_due(self, now: float) -> bool:

@@ -8,6 +8,7 @@ Invariant: whatever ends this process ends its workers; the second Ctrl-C ends i
 
 import datetime as dt
 import os
+import random
 import re
 import socket
 import time
@@ -38,8 +39,11 @@ POLL_S: Final = 0.5
 STATUS_S: Final = 2.0
 #: A worker without a scheduler ends after this, and is started again with back-off.
 DEATH_TIMEOUT_S: Final = 30
-#: What the log of a worker says that was not let in, by the broker or by the guard.
-REFUSED: Final = re.compile(r"refused(?: by the broker)?: ([^|]+)")
+#: How the log of a worker ends that found something wrong with this machine.
+OWN_ERROR: Final = re.compile(r"error: (.+)")
+#: What the log of a worker says that was not let in, by the broker or by the guard; the system's own
+#: "Connection refused" means that nobody is there.
+REFUSED: Final = re.compile(r"(?<!Connection )refused(?: by the broker)?: ([^|]+)")
 
 
 class _Provider:
@@ -64,12 +68,25 @@ class _Provider:
 
     def step(self, *, wanted: bool) -> None:
         """Look, decide, act."""
-        ended = frozenset(n for n, child in self._children.items() if child.exit_code is not None)
+        ended = {n: child for n, child in self._children.items() if child.exit_code is not None}
         for name in ended:
-            self._mourn(name)
-        busy = None if wanted or not self._children else self._busy()
-        seen = Seen(now=time.monotonic(), wanted=wanted, ended=ended, busy=busy)
+            self._group.children.remove(self._children.pop(name))
+        asks = bool(self._children) and (not wanted or bool(self.state.leaving))
+        seen = Seen(
+            now=time.monotonic(),
+            wanted=wanted,
+            ended=frozenset(ended),
+            busy=self._busy() if asks else None,
+            chance=random.random(),
+        )
+        told_to_end = self.state.ending
         self.state, acts = self.state.after(seen)
+        for name, child in ended.items():
+            if name in told_to_end:
+                self._told.pop(name, None)
+                self.say(f"{name} left")
+            else:
+                self._mourn(name, child, seen)
         for act in acts:
             self._act(act)
         if time.monotonic() - self._looked >= STATUS_S:
@@ -101,28 +118,37 @@ class _Provider:
             act.worker, command, environment=environment, shares_stdout=True, ask_to_end=True
         )
 
-    def _mourn(self, name: str) -> None:
-        child = self._children.pop(name)
-        self._group.children.remove(child)
-        has_joined = self._told.pop(name, None)
-        if name in self.state.ending:
-            self._say(f"{name} left")
-            return
+    def _mourn(self, name: str, child: Child, seen: Seen) -> None:
+        """Say that a worker ended by itself, and when it is started again.
+
+        Raises:
+            ChildLost: It may not join.
+        """
+        has_joined = self._told.pop(name, None) is not None
         refused = REFUSED.search(child.last_words(lines=40))
-        if refused is not None and has_joined is None:
+        if refused is not None and not has_joined:
             raise ChildLost(f"{name} may not join: {refused[1].strip()}")
-        self._say(f"{name} ended (exit code {child.exit_code}); it is started again soon")
+        own_error = OWN_ERROR.search(child.last_words(lines=1))
+        why = f" (exit code {child.exit_code})" if own_error is None else f": {own_error[1]}"
+        due_at = self.state.history[name].due_at
+        again = f"; started again in {due_at - seen.now:.0f} s" if seen.wanted and due_at else ""
+        self.say(f"{name} {'is lost' if has_joined else 'did not join'}{why}{again}")
 
     def _busy(self) -> Mapping[str, bool] | None:
         try:
             answer = self._ask("fusion_drain", provider=self._extra["FUSION_PROVIDER"])
         except ClusterError:
+            if not self._told:
+                # None has joined, so none is needed.
+                return {}
+            if self.state.silent_since is None:
+                self.say("the broker does not answer; leaving soon, or at once with Ctrl-C")
             return None
         workers = {worker["name"]: worker["busy"] for worker in answer["workers"].values()}
         for name in sorted(name for name, is_busy in workers.items() if is_busy):
             if self._told.get(name) != "waits":
                 self._told[name] = "waits"
-                self._say(f"{name} finishes its segment first; Ctrl-C again leaves at once")
+                self.say(f"{name} finishes its segment first; Ctrl-C again leaves at once")
         return workers
 
     def _tell(self) -> None:
@@ -137,7 +163,7 @@ class _Provider:
                 continue
             if self._told.get(name) not in {member["state"], "waits"}:
                 self._told[name] = member["state"]
-                self._say(f"{name} is {member['state']}{describe(member)}")
+                self.say(f"{name} is {member['state']}{describe(member)}")
 
     def _ask(self, operation: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
         try:
@@ -145,7 +171,8 @@ class _Provider:
         except SecurityError as error:
             raise ChildLost(f"this machine may not join: {error}") from None
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -171,11 +198,14 @@ def lend(
     """
     extra = {"FUSION_PROVIDER": name, "FUSION_BACKUP": "1" if backup else "0"}
     named = {f"{name}-{index}": share for index, share in enumerate(shares)}
-    received = signals.listen()
+    received, was_open = signals.listen(), None
     provider = _Provider(identity, named, extra)
     try:
         while provider.runs or not received:
             is_open = window is None or window.is_open(dt.datetime.now().time())
+            if window is not None and is_open != was_open and not received:
+                provider.say(window.told(is_open=is_open))
+            was_open = is_open
             provider.step(wanted=is_open and not received)
             time.sleep(POLL_S)
     finally:

@@ -29,6 +29,16 @@ class Window:
             return self.opens <= now < self.closes
         return now >= self.opens or now < self.closes
 
+    def told(self, *, is_open: bool) -> str:
+        """What a person reads when it opens or closes.
+
+        >>> Window(opens=dt.time(22), closes=dt.time(7)).told(is_open=True)
+        'lent until 07:00'
+        """
+        return (
+            f"lent until {self.closes:%H:%M}" if is_open else f"not lent until {self.opens:%H:%M}"
+        )
+
 
 def parse_window(text: str) -> Window:
     """Read `22:00-07:00`.
