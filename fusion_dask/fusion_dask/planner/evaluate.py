@@ -58,12 +58,10 @@ class Values:
     Attributes:
         value: What is minimised, per step.
         step_s: Seconds of a step.
-        pipeline_s: Of these, from the first forward to the last backward.
     """
 
     value: Floats
     step_s: Floats
-    pipeline_s: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -174,4 +172,4 @@ def _values(
         busy = setting.microbatches * each.sum(axis=0) + update
         power = model.power_w[on]
         value = (power * (IDLE_SHARE * step_s + (1 - IDLE_SHARE) * busy)).sum(axis=0)
-    return Values(value=value, step_s=step_s, pipeline_s=pipeline_s)
+    return Values(value=value, step_s=step_s)
