@@ -88,6 +88,12 @@ def test_three_providers_join_and_share_nothing(pool: Pool, token: str) -> None:
     assert {m["name"] for m in json.loads(shown.out)["members"]} == set(members)
     assert "rtx4090 (emulated)" in pool.fusion("status", environment={"COLUMNS": "200"}).out
 
+    planned = pool.fusion("plan", "gpt", "--runnable", "--json")
+    assert planned.code == 0, planned.err
+    named = set(re.findall(r'"([abc]-\d)"', planned.out))
+    assert named, "the live pool was planned for"
+    assert named <= set(members)
+
     cores = {name: set(p.cpu_affinity()) for name, p in processes.items()}
     assert len(cores) == 2
     available = len(os.sched_getaffinity(0))
