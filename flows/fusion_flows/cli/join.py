@@ -19,12 +19,14 @@ def join(  # noqa: PLR0913 - one argument an option
         str | None,
         typer.Option(
             envvar="FUSION_TOKEN",
-            help="From `fusion up` or `fusion token new`; not needed again once joined.",
+            help="From `fusion up` or `fusion token new`, or - to read it from standard input; not "
+            "needed again once joined.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of this machine; its host name by default.")
+        str | None,
+        typer.Option(help="Of this machine; as it joined before, or its host name, by default."),
     ] = None,
     devices: Annotated[
         str | None,
@@ -57,12 +59,12 @@ def join(  # noqa: PLR0913 - one argument an option
 
     Ctrl-C gives them back once their segment is done; a second one at once.
     """
-    from fusion_flows.cli.provider.request import JoinRequest, default_name
+    from fusion_flows.cli.provider.request import JoinRequest
     from fusion_flows.cli.provider.session import execute
 
     request = JoinRequest(
         address=address,
-        name=name or default_name(),
+        name=name,
         devices=devices,
         emulate=emulate,
         link=link,

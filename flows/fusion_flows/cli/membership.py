@@ -9,8 +9,9 @@ there is one pool that answers.
 
 import getpass
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TextIO
 
 from fusion_dask.errors import SecurityError
 from fusion_dask.security.enrol import enrol
@@ -19,11 +20,20 @@ from fusion_dask.security.roles import Role
 from fusion_flows.cli.errors import InputError
 from fusion_flows.cli.pool.health import checks
 
-__all__ = ["as_member", "choose_pool", "known_pool"]
+__all__ = ["as_member", "choose_pool", "known_pool", "read_token"]
+
+
+def _answers(identity: Identity) -> bool:
+    return checks(identity)["gateway"]()
 
 
 def choose_pool(
-    home: Path, *, cluster: str | None, token: str | None, environ: Mapping[str, str] = os.environ
+    home: Path,
+    *,
+    cluster: str | None,
+    token: str | None,
+    environ: Mapping[str, str] = os.environ,
+    answers: Callable[[Identity], bool] = _answers,
 ) -> Identity | None:
     """The membership to run a flow with; None where there is no pool, or a raw scheduler is named.
 
@@ -32,6 +42,7 @@ def choose_pool(
         cluster: `HOST[:PORT]` of a pool, or a raw `tcp://` or `tls://` address.
         token: To become a member with.
         environ: `FUSION_CLUSTER` in it names a raw address too.
+        answers: Whether a pool is up.
 
     Raises:
         InputError: There is no membership, or several pools answer.
@@ -59,7 +70,7 @@ def choose_pool(
         return known
     if environ.get("FUSION_CLUSTER"):
         return None
-    answering = [identity for identity in _users(home) if checks(identity)["gateway"]()]
+    answering = [identity for identity in _users(home) if answers(identity)]
     if len(answering) > 1:
         there = ", ".join(identity.address for identity in answering)
         raise InputError(f"several pools answer ({there}); choose one with --cluster, or --local")
@@ -89,6 +100,20 @@ def known_pool(home: Path, cluster: str | None) -> Identity:
             "with `fusion up`, or join one with `fusion join`"
         )
     return found[0]
+
+
+def read_token(token: str | None, stdin: TextIO) -> str | None:
+    """The token, or what `-` stands for: the first line of standard input.
+
+    Raises:
+        InputError: There is none.
+    """
+    if token != "-":
+        return token
+    line = stdin.readline().strip()
+    if not line:
+        raise InputError("--token -: standard input is empty; pipe the token into this command")
+    return line
 
 
 def as_member(identity: Identity, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

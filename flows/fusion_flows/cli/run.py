@@ -42,7 +42,8 @@ def run(  # noqa: PLR0913 - one argument an option
         str | None,
         typer.Option(
             envvar="FUSION_TOKEN",
-            help="Become a user of the pool with it; not needed again.",
+            help="Become a user of the pool with it, or with what standard input has if it is -; "
+            "not needed again.",
             show_default=False,
         ),
     ] = None,

@@ -17,7 +17,7 @@ from fusion_dask.devices.find import cpu_device, find_gpus
 from fusion_flows.cli import environment, ports, signals, store
 from fusion_flows.cli.errors import InputError
 from fusion_flows.cli.location import locate
-from fusion_flows.cli.membership import as_member, choose_pool
+from fusion_flows.cli.membership import as_member, choose_pool, read_token
 from fusion_flows.cli.startup import Machine, Request, decide, wants_embedded
 from fusion_tasks import settings
 
@@ -59,7 +59,8 @@ def _execute(request: Request) -> int:
     home = settings.current().home
     pool = None
     if request.cluster is not None or not wants_embedded(request):
-        pool = choose_pool(home, cluster=request.cluster, token=request.token)
+        token = read_token(request.token, sys.stdin)
+        pool = choose_pool(home, cluster=request.cluster, token=token)
     if pool is not None:
         print(f"on the pool at {pool.address}", file=sys.stderr)  # noqa: T201
         environ, request = as_member(pool), replace(request, cluster=None)

@@ -38,7 +38,7 @@ class JoinRequest:
     """The options as they were typed; the token is not among them."""
 
     address: str
-    name: str
+    name: str | None = None
     devices: str | None = None
     emulate: str | None = None
     link: str | None = None
@@ -48,7 +48,7 @@ class JoinRequest:
 
     def __post_init__(self) -> None:
         """Refuse a name that is none."""
-        if not NAME.fullmatch(self.name):
+        if self.name is not None and not NAME.fullmatch(self.name):
             raise InputError(
                 f"--name {self.name}: take 1 to 60 letters, digits, dots, dashes and underscores"
             )

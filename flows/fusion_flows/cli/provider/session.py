@@ -1,18 +1,19 @@
 """One `fusion join` from its options to its end: what has to happen before Dask is imported.
 
 Invariant: a token that was given is used, so that a person sees whether it is valid; without one an
-earlier membership is.
+earlier membership is. A provider is called what its certificate says.
 """
 
 import os
+import sys
 
 from fusion_dask.errors import SecurityError
 from fusion_dask.security.enrol import enrol
 from fusion_dask.security.identity import Identity, find
 from fusion_dask.security.roles import Role
 from fusion_flows.cli.errors import InputError
-from fusion_flows.cli.membership import as_member
-from fusion_flows.cli.provider.request import JoinRequest, shares_of, window_of
+from fusion_flows.cli.membership import as_member, read_token
+from fusion_flows.cli.provider.request import JoinRequest, default_name, shares_of, window_of
 from fusion_tasks import settings
 
 __all__ = ["execute"]
@@ -26,11 +27,11 @@ def execute(request: JoinRequest, token: str | None) -> None:
         FusionError: The same.
     """
     shares, window = shares_of(request), window_of(request)
-    identity = _membership(request, token)
+    identity = _membership(request, read_token(token, sys.stdin))
     os.environ.update(as_member(identity))
     from fusion_flows.cli.provider.lend import lend
 
-    lend(identity, shares, name=request.name, window=window, backup=request.backup)
+    lend(identity, shares, name=identity.name, window=window, backup=request.backup)
 
 
 def _membership(request: JoinRequest, token: str | None) -> Identity:
@@ -42,8 +43,14 @@ def _membership(request: JoinRequest, token: str | None) -> Identity:
                 f"this machine is no member of the pool at {request.address}, or not any more; join "
                 "with --token and a token from `fusion token new` on the broker's machine"
             )
+        if request.name not in {None, known.name}:
+            raise InputError(
+                f"this machine joined that pool as {known.name}; leave --name away, or join as "
+                f"{request.name} with --token and a token from `fusion token new`"
+            )
         return known
-    identity = enrol(request.address, token, name=request.name, home=home)
+    name = request.name or default_name()
+    identity = enrol(request.address, token, name=name, home=home)
     if identity.role is not Role.PROVIDER:
         raise SecurityError(
             f"that token is for a {identity.role}; ask for one from `fusion token new --role provider`"
