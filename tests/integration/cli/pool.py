@@ -17,7 +17,7 @@ from fusion_dask.security.roles import Role
 from fusion_flows.cli.ports import choose
 from integration.cli.command import MARK, Command, Finished, poll
 
-__all__ = ["Pool", "marked"]
+__all__ = ["ENVIRONMENT", "Pool", "marked", "token_of"]
 
 #: Enough for a tiny probe; what is measured is not the subject of these tests.
 ENVIRONMENT = {"FUSION_PROBE_S": "0.2"}

@@ -140,12 +140,11 @@ def test_without_a_valid_membership_a_token_is_asked_for(home: Path, left_s: flo
 
 
 def test_bad_options_come_before_the_membership(home: Path) -> None:
-    for options, message in [
-        ({"lend": "22-7"}, "22:00-07:00"),
-        ({"memory": "lots"}, "8GB"),
-        ({"link": "1gbit/1ms"}, "--emulate too"),
+    for request, message in [
+        (JoinRequest(address="192.0.2.1", devices="cpu", lend="22-7"), "22:00-07:00"),
+        (JoinRequest(address="192.0.2.1", devices="cpu", memory="lots"), "8GB"),
+        (JoinRequest(address="192.0.2.1", link="1gbit/1ms"), "--emulate too"),
     ]:
-        request = JoinRequest(address="192.0.2.1", **{"devices": "cpu", **options})
         with pytest.raises(InputError, match=message):
             session.execute(request, "-")
     with pytest.raises(SecurityError, match="not an address"):

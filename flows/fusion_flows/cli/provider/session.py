@@ -36,8 +36,8 @@ def execute(request: JoinRequest, token: str | None) -> None:
 
 def _membership(request: JoinRequest, token: str | None) -> Identity:
     home = settings.current().home
+    known = find(home, request.address, Role.PROVIDER)
     if token is None:
-        known = find(home, request.address, Role.PROVIDER)
         if known is None:
             raise InputError(
                 f"this machine is no member of the pool at {request.address}, or not any more; join "
@@ -49,7 +49,7 @@ def _membership(request: JoinRequest, token: str | None) -> Identity:
                 f"{request.name} with --token and a token from `fusion token new`"
             )
         return known
-    name = request.name or default_name()
+    name = request.name or (default_name() if known is None else known.name)
     identity = enrol(request.address, token, name=name, home=home)
     if identity.role is not Role.PROVIDER:
         raise SecurityError(
