@@ -64,7 +64,11 @@ class Token:
             secret, fingerprint = _decode(match[2]), _decode(match[3])
         except binascii.Error:
             raise SecurityError(f"the token is damaged; copy it again, or {HOW}") from None
-        return cls(id=match[1], secret=secret, fingerprint=fingerprint.hex())
+        token = cls(id=match[1], secret=secret, fingerprint=fingerprint.hex())
+        if str(token) != text.strip():
+            # The last letter has bits that mean nothing: a token has one spelling.
+            raise SecurityError(f"the token is damaged; copy it again, or {HOW}")
+        return token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

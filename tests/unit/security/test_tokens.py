@@ -38,6 +38,17 @@ def test_another_text_is_refused_and_not_repeated(text: str) -> None:
     assert len(text.strip()) < 8 or text.strip() not in str(caught.value)
 
 
+def test_a_token_has_one_spelling() -> None:
+    token = Token(id="0123abcd", secret=bytes(20), fingerprint=FINGERPRINT)
+    refused = 0
+    for letter in "abcdefghijklmnopqrstuvwxyz234567".replace(str(token)[-1], ""):
+        try:
+            assert Token.parse(str(token)[:-1] + letter) != token
+        except SecurityError:
+            refused += 1
+    assert refused == 30
+
+
 def test_the_secret_shows_nowhere(tmp_path: Path) -> None:
     book = TokenBook(tmp_path / "tokens.json")
     token = make(book)
