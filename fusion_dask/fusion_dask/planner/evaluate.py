@@ -120,7 +120,9 @@ def best(
     """
     candidates = fitting(model, candidates, setting)
     times = model.times(candidates)
-    bound_s = lower_bound_s(setting.microbatches, times, chunks=setting.chunks)
+    workers = candidates.workers.shape[0] // setting.chunks
+    held = held_at_peak(setting.schedule, workers, setting.microbatches, setting.chunks)
+    bound_s = lower_bound_s(setting.microbatches, times, held, chunks=setting.chunks)
     bound = _values(model, candidates, setting, times, bound_s).value
     ranked = np.argsort(bound, kind="stable")
     if not exact:

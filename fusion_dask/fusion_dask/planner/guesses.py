@@ -6,9 +6,13 @@ That is done for several targets, within several clusters, and among the workers
 several thresholds, since one slow uplink slows a whole pipeline. Each set is put in the order of the
 clusters' line, both ways, and in the order of falling memory, since early stages hold more
 microbatches.
+
+Of short pipelines there are few orders: `short_orders` gives all of them, where they can be tried.
 """
 
+import math
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 from typing import Final
 
 import numpy as np
@@ -18,7 +22,7 @@ from fusion_dask.planner.clusters import Clustering
 from fusion_dask.planner.cost_model import CostModel
 from fusion_dask.planner.evaluate import Setting
 
-__all__ = ["first_orders", "speeds", "uplinks"]
+__all__ = ["first_orders", "short_orders", "speeds", "uplinks"]
 
 Floats = NDArray[np.float64]
 Order = tuple[int, ...]
@@ -31,6 +35,8 @@ TARGETS: Final = 10
 THRESHOLDS: Final = (0.0, 0.3, 0.6, 0.85)
 #: Capacity that a set has to have over what the model needs: cuts are not exact.
 SPARE: Final = 1.1
+#: Table elements of all orders of one length, one pass; about a second.
+SHORT: Final = 3e7
 
 
 def speeds(model: CostModel) -> Floats:
@@ -67,11 +73,22 @@ def first_orders(
     return {size: list(orders) for size, orders in found.items() if orders}
 
 
+def short_orders(
+    model: CostModel, members: Sequence[int], sizes: Sequence[int]
+) -> dict[int, list[Order]]:
+    """Every order of the members, for the lengths for which that is little work."""
+    ranges = (model.tables.count + 1) ** 2
+    few = [s for s in sizes if math.perm(len(members), s) * s * ranges <= SHORT]
+    return {size: list(permutations(members, size)) for size in few}
+
+
 def _sets(
     model: CostModel, clustering: Clustering, setting: Setting, sizes: Sequence[int]
 ) -> Iterator[list[int]]:
     """Sets of workers, in the order of falling capacity."""
     wanted = set(sizes)
+    if not wanted:
+        return
     rate = uplinks(model)
     line = np.array(clustering.line)
     limits = [float(np.quantile(rate[line], share)) for share in THRESHOLDS]

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from fusion_dask.planner.chain import LIMITS, cuts_for
+from fusion_dask.planner.chain import BISECTIONS, LIMITS, cuts_for
 from fusion_dask.planner.cost_model import Candidates, CostModel, device_key
 from fusion_dask.planner.evaluate import ACTIONS, Best, Setting, best
 
@@ -24,7 +24,9 @@ __all__ = ["Effort", "descend", "neighbours", "shift_cuts", "try_orders"]
 Order = tuple[int, ...]
 
 #: Limits during the search; the last evaluation tries all of `chain.LIMITS`.
-FEW_LIMITS: Final = (1.0, 1.15)
+FEW_LIMITS: Final = (1.15,)
+#: Passes over the tables of an order, with the few limits.
+PASSES: Final = 4 + BISECTIONS
 #: Blocks of a model for which trying all of `chain.LIMITS` costs nothing.
 SMALL: Final = 32
 #: Orders of one length that are tried at once at most.
@@ -43,7 +45,7 @@ class Effort:
         """As many of these orders as can be paid for, evenly."""
         if not orders:
             return []
-        each = len(orders[0]) * (model.tables.count + 1) ** 2 * (1 + len(FEW_LIMITS))
+        each = len(orders[0]) * (model.tables.count + 1) ** 2 * PASSES
         many = min(len(orders), NEIGHBOURS, int(self.elements / each))
         self.elements -= many * each
         step = len(orders) / max(1, many)

@@ -22,7 +22,7 @@ from fusion_dask.planner.clusters import Clustering, cluster
 from fusion_dask.planner.cost_model import CostModel
 from fusion_dask.planner.evaluate import Best, Setting, best
 from fusion_dask.planner.exhaustive import count, every, twins
-from fusion_dask.planner.guesses import first_orders
+from fusion_dask.planner.guesses import first_orders, short_orders
 from fusion_dask.planner.links import LinkTable
 from fusion_dask.planner.local import Effort, descend, shift_cuts, try_orders
 from fusion_dask.planner.model_cost import merged_at
@@ -43,7 +43,7 @@ __all__ = ["EFFORT", "Found", "PipelineSearch", "placed"]
 #: Up to so many candidates everything is tried; about a second.
 EXACT: Final = 1_000_000
 #: Table elements that a search spends by default; a few seconds.
-EFFORT: Final = 3e8
+EFFORT: Final = 2e8
 #: Blocks of a model that is searched as it is; with little effort.
 FINE: Final = 96
 COARSE: Final = 48
@@ -267,10 +267,13 @@ class PipelineSearch:
             if not able:
                 continue
             part = effort.part(1 / (len(settings) - i))
-            by_size = first_orders(model, clustering, setting, able)
-            for j, orders in enumerate(by_size.values()):
+            known = short_orders(model, members, able) if part.elements >= QUICK / 10 else {}
+            by_size = first_orders(model, clustering, setting, sorted({*able} - {*known}))
+            for j, (size, orders) in enumerate(by_size.items()):
                 some = part.part(1 / (len(by_size) - j)).pay(model, orders)
-                guess = try_orders(model, some or orders[:1], setting, None)
+                known[size] = some or orders[:1]
+            for orders in known.values():
+                guess = try_orders(model, orders, setting, None)
                 if guess is not None:
                     found.append(
                         Found(best=guess, setting=setting, merge=merge, members=tuple(members))

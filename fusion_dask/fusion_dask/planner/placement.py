@@ -72,17 +72,19 @@ def find_plan(
     search = PipelineSearch(model, pool, workload, objective, capabilities, stages)
     members = range(len(pool))
     plans = []
-    single = search.find(members, workload.microbatches, effort / 2)
+    most = min(capabilities.max_replicas, workload.microbatches, len(pool))
+    side_by_side = most > 1 and objective is not Objective.LATENCY
+    share = effort / 2 if side_by_side else effort
+    single = search.find(members, workload.microbatches, share)
     if single is not None:
         plans.append(_plan(search, [single], workload, objective))
-    most = min(capabilities.max_replicas, workload.microbatches)
-    if most > 1 and len(pool) > 1 and objective is not Objective.LATENCY:
+    if side_by_side:
         several = best_side_by_side(
             search,
             members,
             workload.microbatches,
             most,
-            effort / 2,
+            share,
             lambda found: score(_plan(search, found, workload, objective).prediction, objective),
         )
         if several is not None:

@@ -55,7 +55,9 @@ def best_side_by_side(
         tried = [side_by_side(search, way, microbatches, None) for way in ways]
         return min((t for t in tried if t is not None), key=value, default=None)
     most = min(most, len(members), _room(search, members))
-    samples = _samples(search, members, microbatches, _powers(most), effort / 2)
+    # Of a group of more than twice the blocks most workers would be left over.
+    least = max(2, len(members) // (2 * len(search.model.blocks)))
+    samples = _samples(search, members, microbatches, _powers(least, most), effort / 2)
     if samples:
         # Between the powers of two, around the best one.
         best = len(min(samples, key=_by_value).way)
@@ -79,8 +81,8 @@ def _by_value(sample: _Sample) -> float:
     return sample.value
 
 
-def _powers(most: int) -> list[int]:
-    return [2**k for k in range(1, most.bit_length())]
+def _powers(least: int, most: int) -> list[int]:
+    return [2**k for k in range(1, most.bit_length()) if 2**k >= least]
 
 
 def _samples(

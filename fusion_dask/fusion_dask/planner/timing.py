@@ -97,26 +97,37 @@ def makespan_s(
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def lower_bound_s(microbatches: int, times: StageTimes, *, chunks: int = 1) -> Floats:
-    """No schedule is faster than this, for each candidate.
+def lower_bound_s(
+    microbatches: int, times: StageTimes, held: Sequence[int], *, chunks: int = 1
+) -> Floats:
+    """No schedule that holds so many microbatches is faster than this, for each candidate.
 
     For each worker: its first input has to come through all stages before its first one, then it is
     busy (computing, or sending) with all microbatches, and what it made last has to go back through
-    those stages. And one microbatch has to go all the way and back.
+    those stages. For each stage: if it holds h microbatches at most, at least M / h of them follow each
+    other from their forward to their backward, all later stages and links included.
+
+    Args:
+        microbatches: Microbatches in a step.
+        times: Of the candidates.
+        held: Per stage the most microbatches that it holds, `schedule.held_at_peak`.
+        chunks: Stages per worker.
     """
     stages, count = times.forward_s.shape
     workers = stages // chunks
     zero = np.zeros((1, count))
     there = times.forward_s + times.send_s + times.send_delay_s
     back = times.backward_s + times.return_s + times.return_delay_s
-    before = np.concatenate([zero, np.cumsum(there, axis=0)[:-1]])[:workers]
-    after = np.cumsum(back, axis=0)[:workers] - times.backward_s[:workers]
+    before = np.concatenate([zero, np.cumsum(there, axis=0)[:-1]])
+    after = np.cumsum(back, axis=0) - times.backward_s
     busy = (times.forward_s + times.backward_s).reshape(chunks, workers, count).sum(axis=0)
     sends = (times.send_s + times.return_s).reshape(chunks, workers, count).sum(axis=0)
-    compute: Floats = (before + microbatches * busy + after).max(axis=0)
+    compute: Floats = (before[:workers] + microbatches * busy + after[:workers]).max(axis=0)
     uplink: Floats = (microbatches * sends).max(axis=0)
-    once: Floats = (there + back).sum(axis=0)
-    return np.maximum(np.maximum(compute, uplink), once)
+    rest = np.cumsum((there + back)[::-1], axis=0)[::-1] - times.return_s - times.return_delay_s
+    turns = -(-microbatches // np.asarray(held))[:, None]
+    residence: Floats = (before + turns * rest + after).max(axis=0)
+    return np.maximum(np.maximum(compute, uplink), residence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
