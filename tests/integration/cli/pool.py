@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,8 @@ class Pool:
     folder: Path
     ports: tuple[int, ...] = field(default_factory=lambda: choose(5))
     providers: list[Command] = field(default_factory=list)
-    mark: str = "pool"
+    # Of its own: the tests of another checkout may run on this machine.
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def home(self) -> Path:

@@ -19,7 +19,7 @@ from integration.cli.pool import ENVIRONMENT, Pool, marked, token_of
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    made = Pool(folder=tmp_path_factory.mktemp("pool"), mark="fusion-test-join")
+    made = Pool(folder=tmp_path_factory.mktemp("pool"))
     made.up()
     try:
         yield made

@@ -15,7 +15,7 @@ PROVIDERS = ("a", "b", "c", "d")
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
-    made = Pool(folder=tmp_path, mark="fusion-test-cycles")
+    made = Pool(folder=tmp_path)
     made.up()
     try:
         yield made
