@@ -112,32 +112,24 @@ def test_three_providers_join_and_share_nothing(pool: Pool, token: str) -> None:
 def test_a_flow_runs_on_the_pool_and_a_worker_hands_over(
     pool: Pool, token: str, tmp_path: Path
 ) -> None:
-    first = pool.join("first", "--emulate", "cpu,cpu", token=token)
+    names = ("one", "two", "three")
+    providers = {name: pool.join(name, "--emulate", "cpu", token=token) for name in names}
     spare = pool.join("spare", "--emulate", "cpu", "--backup", token=token)
-    pool.wait_for("active", "first-0", "first-1")
+    pool.wait_for("active", *(f"{name}-0" for name in names))
     pool.wait_for("backup", "spare-0")
     run = Command(folder=tmp_path, home=pool.home)
-    quick = [
-        "steps=40",
-        "stages=2",
-        "checkpoint_every=4",
-        "layers=2",
-        "width=32",
-        "context=32",
-        "batch=8",
-    ]
-    small = [
-        word for setting in (*quick, f"data={_texts(tmp_path)}") for word in ("--set", setting)
-    ]
-    run.start("run", "pretrain", "--set", "name=moved", *small)
+    quick = ["steps=80", "stages=2", "checkpoint_every=4", "layers=2", "width=32", "context=32"]
+    quick += ["batch=8", f"data={_texts(tmp_path)}"]
+    run.start("run", "pretrain", *(w for s in ("name=moved", *quick) for w in ("--set", s)))
     try:
         members = pool.wait(lambda ms: any(m["tokens_per_s"] for m in ms.values()))
         held = {(s["run"], s["stage"]) for m in members.values() for s in m["stages"]}
         assert held == {("moved", 0), ("moved", 1)}
         assert not members["spare-0"]["stages"], "a backup is not used where others are"
-        second = pool.join("second", "--emulate", "cpu,cpu", token=token)
-        pool.wait_for("active", "second-0", "second-1")
-        assert leave(first) == 0
+        (leaver,) = [
+            m["provider"] for m in members.values() if {"run": "moved", "stage": 1} in m["stages"]
+        ]
+        assert leave(providers.pop(leaver)) == 0
         finished = run.finish(200)
     finally:
         run.kill()
@@ -145,10 +137,10 @@ def test_a_flow_runs_on_the_pool_and_a_worker_hands_over(
     assert f"on the pool at {pool.address}" in finished.err
     assert "taken back" in finished.out + finished.err
     assert "Traceback" not in finished.err
-    members = pool.wait_for("left", "first-0", "first-1")
     summary = (tmp_path / "fusion-runs" / "moved" / "summary.md").read_text()
-    assert "40" in summary
-    for provider in (second, spare):
+    assert "80" in summary
+    pool.wait_for("left", f"{leaver}-0")
+    for provider in (*providers.values(), spare):
         assert leave(provider) == 0
 
 
