@@ -78,14 +78,24 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
-        """The inverse of `to_json`."""
-        return cls(
-            positions=tuple(data["positions"]),
-            microbatches=data["microbatches"],
-            schedule=data["schedule"],
-            step_s=data["step_s"],
-            stages=tuple(StagePlan(**stage) for stage in data["stages"]),
-        )
+        """The inverse of `to_json`.
+
+        Raises:
+            PlanError: It was written by another version.
+        """
+        try:
+            return cls(
+                positions=tuple(data["positions"]),
+                microbatches=data["microbatches"],
+                schedule=data["schedule"],
+                step_s=data["step_s"],
+                stages=tuple(StagePlan(**stage) for stage in data["stages"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise PlanError(
+                f"the recorded plan is of another version ({error}); resume the run with the version "
+                "that made it"
+            ) from None
 
 
 def make_plan(

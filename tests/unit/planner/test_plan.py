@@ -139,3 +139,8 @@ def test_autocast_plans_with_the_rate_of_its_dtype(graph: Graph) -> None:
     )
     shares = [{s.worker: s.flops for s in p.stages} for p in (plain, fast)]
     assert shares[1]["w1"] > shares[0]["w1"]
+
+
+def test_a_plan_of_another_version_is_refused() -> None:
+    with pytest.raises(PlanError, match="another version"):
+        Plan.from_json({"positions": [], "microbatches": 1, "schedule": "1f1b", "stages": []})
