@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
-__all__ = ["Interrupted", "install", "leave_within_grace", "listen"]
+__all__ = ["SIGNALS", "Interrupted", "install", "leave_within_grace", "listen"]
 
 GRACE_S: Final = 20.0
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -344,3 +345,21 @@ def test_a_pool_survives_its_own_restarts(pool: Pool, token: str) -> None:
     absent = pool.join("late", "--emulate", "cpu").finish(90)
     assert absent.code in {1, 2}, time.monotonic() - before
     pool.up()
+
+
+def test_the_foreground_is_for_those_who_supervise(tmp_path: Path) -> None:
+    pool = Pool(folder=tmp_path, mark=uuid.uuid4().hex)
+    command = Command(folder=tmp_path, home=pool.home, mark=pool.mark)
+    names = ("--port", "--scheduler-port", "--prefect-port", "--store-port", "--dashboard-port")
+    pairs = zip(names, pool.ports, strict=True)
+    options = [word for name, port in pairs for word in (name, str(port))]
+    command.start("up", "--foreground", "--host", "127.0.0.1", *options)
+    try:
+        poll(lambda: pool.home.exists() and pool.fusion("doctor").code == 0, 120)
+        assert "is up already" in pool.fusion("up").out
+        command.send(signal.SIGTERM)
+        finished = command.finish(60)
+        assert (finished.code, f"fusion join {pool.address}" in finished.out) == (0, True)
+        poll(lambda: not marked(pool.mark), 20)
+    finally:
+        command.kill()

@@ -4,6 +4,7 @@ Invariant: a supervisor whose services do not all answer in time is ended again.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Final
 import s3fs  # type: ignore[import-untyped]
 from rich.console import Console
 
+from fusion_flows.cli import signals
 from fusion_flows.cli.errors import StartError
 from fusion_flows.cli.pool.books import address_of
 from fusion_flows.cli.pool.health import unhealthy
@@ -42,22 +44,30 @@ def bring_up(request: UpRequest, *, foreground: bool) -> None:
     place = BrokerPlace(home=settings.current().home)
     is_up = place.supervisor() is not None
     prepared = prepare(place, request, os.environ, is_up=is_up)
-    command = [*SUPERVISOR, str(place.home)]
-    if foreground and not is_up:
-        _say(console, prepared, place)
-        os.execv(command[0], command)
     if is_up:
         console.print("the pool is up already")
-    else:
-        _start(command, prepared, place, console)
+        _say(console, prepared, place)
+        return
+    signals.install()
+    supervisor = _start(prepared, place, console)
     _say(console, prepared, place)
+    if foreground:
+        _follow(supervisor)
 
 
-def _start(command: list[str], prepared: Prepared, place: BrokerPlace, console: Console) -> None:
+def _follow(supervisor: "subprocess.Popen[bytes]") -> None:
+    """Live as long as the supervisor, and hand on what ends this process."""
+    for number in signals.SIGNALS:
+        signal.signal(number, lambda *_: supervisor.terminate())
+    if (code := supervisor.wait()) != 0:
+        raise StartError(f"the broker's supervisor ended with {code}; see its log")
+
+
+def _start(prepared: Prepared, place: BrokerPlace, console: Console) -> "subprocess.Popen[bytes]":
     log = place.logs / "supervisor.log"
     with log.open("ab") as said:
         supervisor = subprocess.Popen(
-            command,
+            [*SUPERVISOR, str(place.home)],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
@@ -69,8 +79,11 @@ def _start(command: list[str], prepared: Prepared, place: BrokerPlace, console: 
             _wait(supervisor, prepared, place, status.update)
         _make_bucket(prepared)
     except BaseException:
-        place.end_supervisor(END_TIMEOUT_S)
+        # Ours, and not another one that was faster.
+        supervisor.terminate()
+        supervisor.wait(END_TIMEOUT_S)
         raise
+    return supervisor
 
 
 def _wait(
@@ -83,6 +96,8 @@ def _wait(
     while missing := unhealthy(prepared.operator):
         tell(f"starting the broker: waiting for {', '.join(missing)}")
         if supervisor.poll() is not None:
+            if place.supervisor() is not None:
+                raise StartError("another `fusion up` starts the broker of this home; wait for it")
             words = (place.logs / "supervisor.log").read_text().strip().splitlines()
             raise StartError(
                 f"the broker did not start: {words[-1] if words else 'it said nothing'}"
