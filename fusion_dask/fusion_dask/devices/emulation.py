@@ -15,6 +15,7 @@ Invariant: no worker asks for more than one core.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -73,11 +74,17 @@ class Emulation:
             plain: dict[str, Any] = json.loads(text)
             link = plain.pop("link")
             made = cls(**plain, link=None if link is None else Shape(**link))
+            whole = isinstance(made.name, str) and isinstance(made.memory_bytes, int)
+            fits = whole and 0 < made.fraction <= 1 and made.memory_bytes > 0
+            moves = made.link is None or (
+                0 < made.link.bytes_per_s < math.inf and 0 <= made.link.delay_s < math.inf
+            )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DeviceError(f"FUSION_EMULATE={text!r} cannot be read: {error}") from None
-        if not 0 < made.fraction <= 1:
+        if not fits or not moves:
             raise DeviceError(
-                f"FUSION_EMULATE: the fraction {made.fraction} is not above 0 and at most 1"
+                f"FUSION_EMULATE={text!r}: a fraction is above 0 and at most 1, a memory a number of bytes, "
+                "a link has bandwidth and delay"
             )
         return made
 
@@ -155,4 +162,4 @@ def _memories(names: Sequence[str], available_bytes: int) -> list[int]:
     equal = usable / len(names)
     wanted = [equal if n == CPU else float(catalogue()[n].memory_bytes) for n in names]
     scale = min(1.0, usable / sum(wanted))
-    return [int(memory * scale) for memory in wanted]
+    return [max(1, int(memory * scale)) for memory in wanted]

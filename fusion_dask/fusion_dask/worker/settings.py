@@ -27,11 +27,17 @@ __all__ = ["WorkerSettings", "parse_cpus"]
 
 PROBE_S: Final = 6.0
 LONGEST_PROBE_S: Final = 12.0
+#: More than Linux counts.
+MOST_CORES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """The settings of one worker process."""
+    """The settings of one worker process.
+
+    Attributes:
+        memory_bytes: What a stage may fill: no more than was said, and than the emulated device has.
+    """
 
     provider: str
     device: str | None
@@ -54,15 +60,17 @@ class WorkerSettings:
         emulate, cpus = environ.get("FUSION_EMULATE"), environ.get("FUSION_CPUS")
         host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip(".")
         probe_s = _number(environ, "FUSION_PROBE_S", PROBE_S)
+        emulation = Emulation.from_json(emulate) if emulate else None
+        caps = [_count(environ, "FUSION_MEMORY_BYTES"), emulation and emulation.memory_bytes]
         return cls(
             provider=environ.get("FUSION_PROVIDER") or host or "provider",
             device=environ.get("FUSION_DEVICE") or None,
             cpus=parse_cpus(cpus) if cpus else None,
             threads=_count(environ, "FUSION_THREADS"),
-            memory_bytes=_count(environ, "FUSION_MEMORY_BYTES"),
+            memory_bytes=min((cap for cap in caps if cap), default=None),
             sharers=_count(environ, "FUSION_SHARERS") or 1,
             backup=environ.get("FUSION_BACKUP") == "1",
-            emulation=Emulation.from_json(emulate) if emulate else None,
+            emulation=emulation,
             probe_s=min(probe_s, LONGEST_PROBE_S),
         )
 
@@ -80,9 +88,12 @@ def parse_cpus(text: str) -> frozenset[int]:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            cores.update(range(int(first), int(last or first) + 1))
+            # No machine has more; a slip of the pen is not to fill the memory.
+            cores.update(range(int(first), min(int(last or first), MOST_CORES) + 1))
     except ValueError:
-        raise ClusterError(f"FUSION_CPUS={text!r} is not a list of cores such as 0,2-3") from None
+        cores = set()
+    if not cores:
+        raise ClusterError(f"FUSION_CPUS={text!r} is not a list of cores such as 0,2-3")
     return frozenset(cores)
 
 

@@ -107,7 +107,22 @@ def test_what_cannot_be_emulated_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"name": "x", "fraction": 2, "memory_bytes": 1, "link": null}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"name": "x", "fraction": 2, "memory_bytes": 1, "link": null}',
+        '{"name": "x", "fraction": NaN, "memory_bytes": 1, "link": null}',
+        '{"name": "x", "fraction": "1", "memory_bytes": 1, "link": null}',
+        '{"name": 7, "fraction": 1, "memory_bytes": 1, "link": null}',
+        '{"name": "x", "fraction": 1, "memory_bytes": -1, "link": null}',
+        '{"name": "x", "fraction": 1, "memory_bytes": Infinity, "link": null}',
+        '{"name": "x", "fraction": 1, "memory_bytes": "8", "link": null}',
+        '{"name": "x", "fraction": 1, "memory_bytes": 1, "link": {"bytes_per_s": 0, "delay_s": 0}}',
+        '{"name": "x", "fraction": 1, "memory_bytes": 1, "link": {"bytes_per_s": 1, "delay_s": -1}}',
+        '{"name": "x", "fraction": 1, "memory_bytes": 1, "link": {"bytes_per_s": "1", "delay_s": 0}}',
+    ],
 )
 def test_a_damaged_variable_is_refused(text: str) -> None:
     with pytest.raises(DeviceError, match="FUSION_EMULATE"):

@@ -44,6 +44,7 @@ def test_nothing_set_is_a_worker_of_this_host() -> None:
     ("variable", "value"),
     [
         ("FUSION_CPUS", "0,x"),
+        ("FUSION_CPUS", "3-2"),
         ("FUSION_THREADS", "0"),
         ("FUSION_THREADS", "-1"),
         ("FUSION_SHARERS", "two"),
@@ -91,6 +92,7 @@ def test_a_worker_that_lends_a_cpu_leaves_the_gpus_alone(monkeypatch: pytest.Mon
 
 def test_lists_of_cores_have_ranges() -> None:
     assert parse_cpus("3,0-1") == {0, 1, 3}
+    assert len(parse_cpus("0-99999999999999")) < 1 << 20
     with pytest.raises(ClusterError):
         parse_cpus("")
 
@@ -98,3 +100,10 @@ def test_lists_of_cores_have_ranges() -> None:
 def test_an_emulation_is_written_and_read() -> None:
     one = Emulation(name="cpu", fraction=0.5, memory_bytes=7, link=None)
     assert Emulation.from_json(one.to_json()) == one
+
+
+@pytest.mark.parametrize(("said", "expected"), [(None, 7), ("5", 5), ("9", 7)])
+def test_no_more_is_lent_than_the_emulated_device_has(said: str | None, expected: int) -> None:
+    one = Emulation(name="cpu", fraction=0.5, memory_bytes=7, link=None)
+    environ = {"FUSION_EMULATE": one.to_json(), "FUSION_MEMORY_BYTES": said or ""}
+    assert WorkerSettings.from_environ(environ).memory_bytes == expected
