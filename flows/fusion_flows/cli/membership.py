@@ -86,10 +86,11 @@ def known_pool(home: Path, cluster: str | None) -> Identity:
     if cluster is not None:
         found = [i for role in (Role.USER, Role.PROVIDER) if (i := find(home, cluster, role))]
     else:
-        addresses = {identity.address for identity in pools(home)}
-        if len(addresses) > 1:
+        # By its authority: a broker's own machine may have joined by another of its addresses.
+        known = {identity.ca.read_bytes(): identity.address for identity in pools(home)}
+        if len(known) > 1:
             raise InputError(
-                f"this home knows {', '.join(sorted(addresses))}; name one with --cluster"
+                f"this home knows {', '.join(sorted(known.values()))}; name one with --cluster"
             )
         found = sorted(pools(home), key=lambda identity: identity.role is not Role.USER)
     if not found:

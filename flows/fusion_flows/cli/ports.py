@@ -33,17 +33,22 @@ def choose(count: int, *, below: int = 65536) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def check_free(asked: Mapping[str, int], *, host: str = LOOPBACK) -> None:
+def check_free(
+    asked: Mapping[str, int],
+    *,
+    host: str = LOOPBACK,
+    advice: str = "choose another one, or leave the option away",
+) -> None:
     """Refuse ports that somebody listens on, or that are asked for twice.
 
     Args:
         asked: The port of each option.
         host: The address to listen on.
+        advice: What to do about it.
 
     Raises:
         InputError: A port cannot be bound.
     """
-    advice = "choose another one, or leave the option away"
     for option, port in asked.items():
         with socket.socket() as probe:
             # As servers do: a port that only waits out its last connections is free.

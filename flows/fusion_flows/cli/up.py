@@ -60,7 +60,7 @@ def up(  # noqa: PLR0913 - one argument an option
     A pool keeps its addresses, tokens, runs and store over `fusion down` and restarts. Prefect's database
     is SQLite, or what PREFECT_SERVER_DATABASE_CONNECTION_URL names.
     """
-    from fusion_flows.cli.pool.setup import UpRequest
+    from fusion_flows.cli.pool.decide import UpRequest
     from fusion_flows.cli.pool.start import bring_up
 
     request = UpRequest(

@@ -98,6 +98,11 @@ class Identity:
             variables |= {f"{tls}{part}__{name}": path for name, path in pair.items()}
         if self.own_store:
             variables["AWS_CA_BUNDLE"] = str(self.ca)
+        # What else the shell knows of other stores must not be mixed with the pool's.
+        if "AWS_ACCESS_KEY_ID" in self.secrets:
+            variables["AWS_SESSION_TOKEN"] = ""
+        if "AWS_ENDPOINT_URL" in self.secrets:
+            variables["AWS_ENDPOINT_URL_S3"] = self.secrets["AWS_ENDPOINT_URL"]
         return variables | dict(self.secrets)
 
 

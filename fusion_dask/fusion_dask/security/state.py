@@ -56,7 +56,7 @@ def load_state(folder: Path) -> BrokerState | None:
     """Read `state.json`; None if there was never a pool.
 
     Raises:
-        SecurityError: It is damaged.
+        SecurityError: It is damaged, or somebody else's.
     """
     path = folder / "state.json"
     try:
@@ -68,7 +68,11 @@ def load_state(folder: Path) -> BrokerState | None:
             store=plain["store"],
             secrets=dict(plain["secrets"]),
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise SecurityError(
+            f"{path} cannot be read ({error.strerror}); set FUSION_HOME to a folder of yours"
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise SecurityError(f"{path} is damaged ({error}); put its backup back") from None

@@ -36,7 +36,7 @@ def member(
         secrets={"PREFECT_API_AUTH_STRING": "fusion:hidden"},
         expires=time.time() + left_s,
     )
-    save(identity, key_pem=b"key", certificate_pem=b"certificate", ca_pem=b"ca")
+    save(identity, key_pem=b"key", certificate_pem=b"certificate", ca_pem=host.encode())
     return identity
 
 

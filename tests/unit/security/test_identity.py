@@ -1,6 +1,7 @@
 """Memberships: kept for their owner alone, found by address, usable as an environment."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,20 @@ def test_the_environment_names_files_and_services(tmp_path: Path) -> None:
     assert variables["AWS_SECRET_ACCESS_KEY"] == "hush"
     assert Path(variables["DASK_DISTRIBUTED__COMM__TLS__WORKER__KEY"]).read_bytes() == b"key"
     assert Path(variables["AWS_CA_BUNDLE"]).read_bytes() == b"ca"
+
+
+def test_what_a_shell_knows_of_other_stores_is_not_mixed_with_the_pools(tmp_path: Path) -> None:
+    shell = {"AWS_SESSION_TOKEN": "other", "AWS_ENDPOINT_URL_S3": "https://other"}
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_ENDPOINT_URL": "https://192.0.2.7:8333"}
+    identity = replace(keep(tmp_path, "192.0.2.7"), secrets=keys)
+    merged = {**shell, **identity.as_environment()}
+    assert merged["AWS_SESSION_TOKEN"] == ""
+    assert merged["AWS_ENDPOINT_URL_S3"] == "https://192.0.2.7:8333"
+    # What the pool itself hands on is what counts.
+    own = replace(identity, secrets={**keys, **shell}).as_environment()
+    assert {name: own[name] for name in shell} == shell
+    unnamed = replace(identity, secrets={}).as_environment()
+    assert not set(shell) & set(unnamed), "whoever brings his own credentials keeps them"
 
 
 @pytest.mark.parametrize("text", ["", ":8788", "a:b", "a:0", "a:65536", "https://a", "a b", "x@y"])

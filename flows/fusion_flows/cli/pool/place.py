@@ -17,6 +17,8 @@ from fusion_flows.cli.errors import InputError, StartError
 __all__ = ["BrokerPlace"]
 
 POLL_S: Final = 0.05
+#: Whoever only looks holds the lock for a moment too.
+CLAIM_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,33 +59,42 @@ class BrokerPlace:
             InputError: Another one is running.
         """
         lock = os.open(self.folder / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise InputError(f"a broker runs in {self.folder} already; see fusion status") from None
+        deadline = time.monotonic() + CLAIM_S
+        while not _lock(lock, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                os.close(lock)
+                raise InputError(f"a broker runs in {self.folder} already; see fusion status")
+            time.sleep(POLL_S)
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
         return lock
 
     def supervisor(self) -> int | None:
-        """The process id of the supervisor that runs, or None."""
+        """The process id of the supervisor that runs, or None.
+
+        Raises:
+            InputError: The home is somebody else's.
+        """
+        path = self.folder / "supervisor.lock"
         try:
-            lock = os.open(self.folder / "supervisor.lock", os.O_RDWR)
-        except FileNotFoundError:
+            lock = os.open(path, os.O_RDWR)
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be opened ({error.strerror}); set FUSION_HOME to a folder of yours"
+            ) from None
         with contextlib.closing(os.fdopen(lock, "r+")) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                text = file.read().strip()
-                return int(text) if text.isdigit() else None
-            return None
+            if _lock(file.fileno(), fcntl.LOCK_SH):
+                return None
+            text = file.read().strip()
+            return int(text) if text.isdigit() else None
 
     def end_supervisor(self, timeout_s: float) -> bool:
         """End the supervisor and wait until it is gone; False if none was running.
 
         Raises:
+            InputError: The home is somebody else's.
             StartError: It does not end.
         """
         pid = self.supervisor()
@@ -100,3 +111,11 @@ class BrokerPlace:
                 )
             time.sleep(POLL_S)
         return True
+
+
+def _lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -35,6 +35,7 @@ BUCKET: Final = "fusion"
 #: The parts of SeaweedFS that prove themselves to each other.
 PARTS: Final = ("master", "volume", "filer", "s3", "client", "admin", "worker")
 OFFSET: Final = 10000
+DATABASE: Final = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +56,12 @@ def find_weed() -> str | None:
 
 def services(place: BrokerPlace, state: BrokerState, environ: Mapping[str, str]) -> list[Service]:
     """All services of a pool, the slowest first; writes the configuration that they read."""
-    base = {**as_environment(), **OFFLINE, **environ, "PYTHONUNBUFFERED": "1"}
+    # What opens a database or another store is for those who use it.
+    plain = {k: v for k, v in environ.items() if k != DATABASE and not k.startswith("AWS_")}
+    base = {**as_environment(), **OFFLINE, **plain, "PYTHONUNBUFFERED": "1"}
+    sqlite = f"sqlite+aiosqlite:///{place.folder / 'prefect.db'}"
     made = [
-        _prefect(place, state, base),
+        _prefect(place, state, {**base, DATABASE: environ.get(DATABASE) or sqlite}),
         _scheduler(place, state, base),
         Service(
             name="gateway",
@@ -69,9 +73,7 @@ def services(place: BrokerPlace, state: BrokerState, environ: Mapping[str, str])
 
 
 def _prefect(place: BrokerPlace, state: BrokerState, base: Mapping[str, str]) -> Service:
-    database = f"sqlite+aiosqlite:///{place.folder / 'prefect.db'}"
     environment = {
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": database,
         **base,
         "PREFECT_HOME": str(place.folder / "prefect"),
         "PREFECT_SERVER_API_AUTH_STRING": state.secrets["PREFECT_API_AUTH_STRING"],

@@ -1,18 +1,18 @@
 """Preparing a pool: what `fusion up` makes before it starts anything.
 
-Covers: addresses, ports, secrets, keys, the join token and the operator's own membership; all of it is
-made once and kept. Not covered: starting services (`supervisor.py`).
+Covers: checking what was decided, keys, the join token and the operator's own membership; all of it is
+made once and kept. Not covered: what a pool is (`decide.py`), starting services (`supervisor.py`).
 
 Invariant: a second `fusion up` in the same home has the same address, authority, secrets and tokens; bad
 input is found before anything is written.
 """
 
-import getpass
-import secrets
+import os
+import shutil
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,37 +20,28 @@ import psutil  # type: ignore[import-untyped]
 
 from fusion_dask.errors import SecurityError, TokenRefused
 from fusion_dask.security.authority import Authority, make_key_and_csr
-from fusion_dask.security.files import make_private_folder, write_private
-from fusion_dask.security.identity import Identity, pool_folder, save
+from fusion_dask.security.files import locked, make_private_folder, write_private
+from fusion_dask.security.identity import Identity, pool_folder, pools, save
 from fusion_dask.security.roles import Role
-from fusion_dask.security.state import BrokerState, Ports, load_state, save_state
+from fusion_dask.security.state import BrokerState, load_state, save_state
 from fusion_dask.security.tokens import Token, TokenBook
 from fusion_flows.cli import ports as tcp
-from fusion_flows.cli import store as stores
 from fusion_flows.cli.errors import InputError
+from fusion_flows.cli.pool.decide import EVERYWHERE, HANDED_ON, UpRequest, decide
 from fusion_flows.cli.pool.place import BrokerPlace
-from fusion_flows.cli.pool.services import BUCKET, find_weed
+from fusion_flows.cli.pool.services import find_weed
+from fusion_storage.errors import StorageError
+from fusion_storage.store import open_store
 
-__all__ = ["Prepared", "UpRequest", "prepare"]
+__all__ = ["Prepared", "prepare"]
 
-EVERYWHERE: Final = "0.0.0.0"
 JOIN_TOKEN_S: Final = 24 * 3600.0
+OPERATOR: Final = "operator"
 OPERATOR_DAYS: Final = 365.0
-PORTS: Final = Ports(gateway=8788, scheduler=8786, prefect=4200, store=8333, dashboard=8787)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpRequest:
-    """The options of `fusion up`; None is what it was before, or the default."""
-
-    host: str | None = None
-    addresses: tuple[str, ...] = ()
-    gateway: int | None = None
-    scheduler: int | None = None
-    prefect: int | None = None
-    store_port: int | None = None
-    dashboard: int | None = None
-    store: str | None = None
+#: A membership that ends sooner is renewed.
+RENEW_S: Final = 30 * 86400.0
+#: As often as a run tries would take minutes here.
+IMPATIENT: Final = {"config_kwargs": {"retries": {"mode": "legacy", "max_attempts": 1}}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,50 +74,20 @@ def prepare(
             raise InputError("the pool is up; `fusion down` first, to change it")
         state = known
     else:
-        state = _decide(request, known, environ)
-        _check(state, place.folder)
-        _make_folders(place)
-        save_state(place.folder, state)
-    authority = Authority.open(place.authority)
-    authority.server_files(place.folder, state.addresses)
-    token = _join_token(place, authority)
-    operator = _operator(place.home, state, authority)
+        host = request.host or (known.host if known else EVERYWHERE)
+        state = decide(request, known, environ=environ, reachable=_addresses(host))
+        _check(state)
+    _make_folders(place)
+    with locked(place.folder / "setup.lock"):
+        if load_state(place.folder) != known:
+            raise InputError("another `fusion up` prepares this pool; wait for it")
+        if state != known:
+            save_state(place.folder, state)
+        authority = Authority.open(place.authority)
+        authority.server_files(place.folder, state.addresses)
+        token = _join_token(place, authority)
+        operator = _operator(place.home, state, authority)
     return Prepared(state=state, token=token, operator=operator)
-
-
-def _decide(
-    request: UpRequest, known: BrokerState | None, environ: Mapping[str, str]
-) -> BrokerState:
-    host = request.host or (known.host if known else EVERYWHERE)
-    before = known.ports if known else PORTS
-    store = request.store or (known.store if known else f"s3://{BUCKET}/store")
-    own_store = request.store is None and (known is None or known.ports.store is not None)
-    chosen = Ports(
-        gateway=request.gateway or before.gateway,
-        scheduler=request.scheduler or before.scheduler,
-        prefect=request.prefect or before.prefect,
-        store=(request.store_port or before.store or PORTS.store) if own_store else None,
-        dashboard=request.dashboard or before.dashboard,
-    )
-    shared = {
-        name: known.secrets[name] if known and name in known.secrets else secret
-        for name, secret in _fresh_secrets(own_store).items()
-    }
-    if not own_store:
-        shared |= {name: value for name, value in environ.items() if name.startswith("AWS_")}
-    named = request.addresses or (known.addresses if known and not request.host else ())
-    addresses = tuple(dict.fromkeys([*named, *_addresses(host)]))
-    return BrokerState(host=host, addresses=addresses, ports=chosen, store=store, secrets=shared)
-
-
-def _fresh_secrets(own_store: bool) -> dict[str, str]:
-    fresh = {"PREFECT_API_AUTH_STRING": f"fusion:{secrets.token_urlsafe(24)}"}
-    if own_store:
-        fresh |= {
-            "AWS_ACCESS_KEY_ID": f"fusion{secrets.token_hex(8)}",
-            "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30),
-        }
-    return fresh
 
 
 def _addresses(host: str) -> list[str]:
@@ -142,7 +103,7 @@ def _addresses(host: str) -> list[str]:
     return [*found, socket.gethostname(), "localhost", tcp.LOOPBACK]
 
 
-def _check(state: BrokerState, folder: Path) -> None:
+def _check(state: BrokerState) -> None:
     try:
         with socket.create_server((state.host, 0)):
             pass
@@ -163,14 +124,29 @@ def _check(state: BrokerState, folder: Path) -> None:
                 "there is no store that providers could reach: pip install 'fusion-dask[broker]' for "
                 "one of this pool's own (SeaweedFS), or name yours with --store s3://bucket/path"
             )
-    tcp.check_free(options, host=state.host)
+    dashboard = {"--dashboard-port": state.ports.dashboard}
+    advice = "does another pool run on this machine? If not, choose another port"
+    tcp.check_free(dashboard, advice=advice)
+    tcp.check_free({**options, **dashboard}, host=state.host, advice=advice)
     if state.ports.store is None:
-        if "://" not in state.store:
-            raise InputError(
-                f"--store {state.store}: providers on other machines cannot reach a folder of this "
-                "one; name a store by its URL, or leave the option away"
-            )
-        stores.check_writable(state.store)
+        _check_store(state)
+
+
+def _check_store(state: BrokerState) -> None:
+    if "://" not in state.store:
+        raise InputError(
+            f"--store {state.store}: providers on other machines cannot reach a folder of this "
+            "one; name a store by its URL, or leave the option away"
+        )
+    # As members will: with these, and nothing else of this shell.
+    for name in HANDED_ON:
+        os.environ.pop(name, None)
+    os.environ.update({k: v for k, v in state.secrets.items() if k in HANDED_ON})
+    quick = IMPATIENT if state.store.startswith(("s3://", "s3a://")) else {}
+    try:
+        open_store(state.store, **quick).check_writable()
+    except (StorageError, OSError, ValueError) as error:
+        raise InputError(f"--store {state.store}: {error}") from None
 
 
 def _make_folders(place: BrokerPlace) -> None:
@@ -207,14 +183,12 @@ def _join_token(place: BrokerPlace, authority: Authority) -> Token:
 def _operator(home: Path, state: BrokerState, authority: Authority) -> Identity:
     """Whoever runs the broker is a user of the pool, without a token."""
     host = tcp.LOOPBACK if state.host == EVERYWHERE else state.host
-    key_pem, csr = make_key_and_csr(getpass.getuser())
-    issued = authority.sign(csr, role=Role.USER, name=getpass.getuser(), days=OPERATOR_DAYS)
     own_store = state.ports.store is not None
     endpoint = {"AWS_ENDPOINT_URL": f"https://{host}:{state.ports.store}"} if own_store else {}
-    identity = Identity(
+    wanted = Identity(
         folder=pool_folder(home, host, state.ports.gateway, Role.USER),
         role=Role.USER,
-        name=getpass.getuser(),
+        name=OPERATOR,
         host=host,
         gateway_port=state.ports.gateway,
         scheduler=f"tls://{host}:{state.ports.scheduler}",
@@ -222,12 +196,34 @@ def _operator(home: Path, state: BrokerState, authority: Authority) -> Identity:
         store=state.store,
         own_store=own_store,
         secrets={**state.secrets, **endpoint},
-        expires=issued.expires,
+        expires=time.time() + RENEW_S,
     )
+    kept = _operators(home, authority)
+    for known in kept:
+        if known.folder != wanted.folder:
+            # Of this pool before its address changed: two would be taken for two pools.
+            shutil.rmtree(known.folder)
+    for known in kept:
+        # Runs that go on read these files; they stay as they are.
+        if known.expires > wanted.expires and replace(known, expires=wanted.expires) == wanted:
+            return known
+    key_pem, csr = make_key_and_csr(OPERATOR)
+    issued = authority.sign(csr, role=Role.USER, name=OPERATOR, days=OPERATOR_DAYS)
+    operator = replace(wanted, expires=issued.expires)
     save(
-        identity,
+        operator,
         key_pem=key_pem,
         certificate_pem=issued.certificate_pem,
         ca_pem=authority.certificate_pem,
     )
-    return identity
+    return operator
+
+
+def _operators(home: Path, authority: Authority) -> list[Identity]:
+    """The operator's memberships of this pool, at whatever address."""
+    return [
+        identity
+        for identity in pools(home)
+        if (identity.role, identity.name) == (Role.USER, OPERATOR)
+        and identity.ca.read_bytes() == authority.certificate_pem
+    ]

@@ -1,6 +1,7 @@
 """Carrying out `fusion up`: prepare, start the supervisor, wait, print.
 
-Invariant: a supervisor whose services do not all answer in time is ended again.
+Invariant: when it succeeds, every service answers; a supervisor of its own whose services do not all
+answer in time is ended again.
 """
 
 import os
@@ -13,15 +14,17 @@ from importlib.util import find_spec
 from typing import Final
 
 import s3fs  # type: ignore[import-untyped]
+from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
 from rich.console import Console
 
 from fusion_flows.cli import signals
 from fusion_flows.cli.errors import StartError
 from fusion_flows.cli.pool.books import address_of
+from fusion_flows.cli.pool.decide import UpRequest
 from fusion_flows.cli.pool.health import unhealthy
 from fusion_flows.cli.pool.place import BrokerPlace
 from fusion_flows.cli.pool.services import BUCKET
-from fusion_flows.cli.pool.setup import Prepared, UpRequest, prepare
+from fusion_flows.cli.pool.setup import Prepared, prepare
 from fusion_flows.cli.ports import LOOPBACK
 from fusion_tasks import settings
 
@@ -45,6 +48,7 @@ def bring_up(request: UpRequest, *, foreground: bool) -> None:
     is_up = place.supervisor() is not None
     prepared = prepare(place, request, os.environ, is_up=is_up)
     if is_up:
+        _wait_for_another(prepared, place, console)
         console.print("the pool is up already")
         _say(console, prepared, place)
         return
@@ -76,7 +80,7 @@ def _start(prepared: Prepared, place: BrokerPlace, console: Console) -> "subproc
         )
     try:
         with console.status("starting the broker") as status:
-            _wait(supervisor, prepared, place, status.update)
+            _wait(lambda: _why_ended(supervisor, place), prepared, place, status.update)
         _make_bucket(prepared)
     except BaseException:
         # Ours, and not another one that was faster.
@@ -86,22 +90,37 @@ def _start(prepared: Prepared, place: BrokerPlace, console: Console) -> "subproc
     return supervisor
 
 
+def _wait_for_another(prepared: Prepared, place: BrokerPlace, console: Console) -> None:
+    """Until a broker that starts, or starts one of its services again, is whole."""
+
+    def why_ended() -> str | None:
+        ended = place.supervisor() is None
+        return f"the broker ended; its logs are in {place.logs}" if ended else None
+
+    with console.status("the broker runs") as status:
+        _wait(why_ended, prepared, place, status.update)
+
+
+def _why_ended(supervisor: "subprocess.Popen[bytes]", place: BrokerPlace) -> str | None:
+    if supervisor.poll() is None:
+        return None
+    if place.supervisor() is not None:
+        return "another `fusion up` starts the broker of this home; wait for it"
+    words = (place.logs / "supervisor.log").read_text().strip().splitlines()
+    return f"the broker did not start: {words[-1] if words else 'it said nothing'}"
+
+
 def _wait(
-    supervisor: "subprocess.Popen[bytes]",
+    why_ended: Callable[[], str | None],
     prepared: Prepared,
     place: BrokerPlace,
     tell: Callable[[str], None],
 ) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_S
     while missing := unhealthy(prepared.operator):
-        tell(f"starting the broker: waiting for {', '.join(missing)}")
-        if supervisor.poll() is not None:
-            if place.supervisor() is not None:
-                raise StartError("another `fusion up` starts the broker of this home; wait for it")
-            words = (place.logs / "supervisor.log").read_text().strip().splitlines()
-            raise StartError(
-                f"the broker did not start: {words[-1] if words else 'it said nothing'}"
-            )
+        tell(f"waiting for {', '.join(missing)}")
+        if (reason := why_ended()) is not None:
+            raise StartError(reason)
         if time.monotonic() > deadline:
             raise StartError(
                 f"{', '.join(missing)} did not answer within {READY_TIMEOUT_S:g} s; their logs are in "
@@ -122,8 +141,11 @@ def _make_bucket(prepared: Prepared) -> None:
         skip_instance_cache=True,
         use_listings_cache=False,
     )
-    if not files.exists(BUCKET):
-        files.mkdir(BUCKET)
+    try:
+        if not files.exists(BUCKET):
+            files.mkdir(BUCKET)
+    except (OSError, BotoCoreError) as error:
+        raise StartError(f"the store does not take its bucket: {error}") from error
 
 
 def _say(console: Console, prepared: Prepared, place: BrokerPlace) -> None:
