@@ -17,7 +17,6 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -26,6 +25,7 @@ from distributed import Client
 from torch import nn
 from transformers import GPT2Config
 
+from bench.tokens import Tokens
 from fusion_dask.broker.contribution import Load
 from fusion_dask.graph.capture import capture
 from fusion_dask.graph.cost import annotate
@@ -83,21 +83,6 @@ CASES = (
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, clip_norm=None, total_steps=1_000_000)
 
 
-class Tokens:
-    """Seeded token windows."""
-
-    def __init__(self, case: Case) -> None:
-        self._shape = (case.batch, case.context + 1)
-
-    def microbatch(
-        self, step: int, microbatch: int, names: Sequence[str]
-    ) -> Mapping[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(step * 1000 + microbatch)
-        rows = torch.randint(VOCABULARY, self._shape, generator=generator)
-        columns = {"input_ids": rows[:, :-1], "labels": rows[:, 1:]}
-        return {name: columns[name].contiguous() for name in names}
-
-
 class FirstHalf(nn.Module):
     def __init__(self, model: nn.Module, blocks: int) -> None:
         super().__init__()
@@ -150,7 +135,7 @@ def gloo_stage(rank: int, case: Case, port: int, commands: Connection) -> None:
         return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=loss_of)
-    data = Tokens(case)
+    data = Tokens(vocabulary=VOCABULARY, batch=case.batch, context=case.context)
     step = 0
     losses: list[torch.Tensor] = []
     while (steps := commands.recv()) is not None:
@@ -228,7 +213,7 @@ class Pipeline:
             order=order,
             owned=ownership(programs, order),
             autocast=None,
-            data=Tokens(case),
+            data=Tokens(vocabulary=VOCABULARY, batch=case.batch, context=case.context),
         )
         self._driver = Driver(
             client,

@@ -16,12 +16,13 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from distributed import Client
 
+from bench.tokens import Tokens
 from fusion_dask.broker.contribution import Load
 from fusion_dask.devices.emulation import Emulation, parse_shape
 from fusion_dask.devices.find import cpu_device
@@ -40,8 +41,8 @@ from fusion_storage.store import open_store
 from fusion_tasks.models import CausalLoss, load_config, meta_model
 from support.cluster import process_cluster
 
-CORES = (0, 1)
 VOCABULARY = 256
+CORES = (0, 1)
 MICROBATCHES = 8
 PROBE_S = 2.0
 #: Segments in which the workers learn their efficiency, and the steps of each.
@@ -98,21 +99,6 @@ SETUPS = (
 )
 
 
-class Tokens:
-    """Seeded token windows."""
-
-    def __init__(self, model: Model) -> None:
-        self._shape = (model.batch, model.context + 1)
-
-    def microbatch(
-        self, step: int, microbatch: int, names: Sequence[str]
-    ) -> Mapping[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(step * 1000 + microbatch)
-        rows = torch.randint(VOCABULARY, self._shape, generator=generator)
-        columns = {"input_ids": rows[:, :-1], "labels": rows[:, 1:]}
-        return {name: columns[name].contiguous() for name in names}
-
-
 class Runs:
     """Runs pipelines of one model on one cluster."""
 
@@ -137,7 +123,9 @@ class Runs:
             order=order,
             owned=ownership(programs, order),
             autocast=None,
-            data=Tokens(self._model),
+            data=Tokens(
+                vocabulary=VOCABULARY, batch=self._model.batch, context=self._model.context
+            ),
         )
         known = workers_of(self._client)
         driver = Driver(

@@ -62,9 +62,11 @@ def checkup(cluster: str | None) -> list[Finding]:
     findings = [_versions(), *_devices(), _disk(home), _broker(home)]
     try:
         identity = known_pool(home, cluster)
-    except (InputError, FusionError) as error:
+        os.environ.update(as_member(identity))
+    except InputError as error:
         return [*findings, Finding(check="pool", state="warn", text=str(error))]
-    os.environ.update(as_member(identity))
+    except FusionError as error:
+        return [*findings, Finding(check="pool", state="fail", text=str(error))]
     findings.append(_certificate(identity))
     findings += _services(identity)
     if any(f.check == "gateway" and f.state == "ok" for f in findings):

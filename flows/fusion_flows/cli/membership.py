@@ -18,7 +18,7 @@ from fusion_dask.security.enrol import enrol
 from fusion_dask.security.identity import Identity, find, pools
 from fusion_dask.security.roles import Role
 from fusion_flows.cli.errors import InputError
-from fusion_flows.cli.pool.health import checks
+from fusion_flows.cli.pool.health import checks, context_of
 
 __all__ = ["as_member", "choose_pool", "known_pool", "read_token"]
 
@@ -118,7 +118,12 @@ def read_token(token: str | None, stdin: TextIO) -> str | None:
 
 
 def as_member(identity: Identity, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a process that belongs to the pool; no proxy is asked for its broker."""
+    """The environment of a process that belongs to the pool; no proxy is asked for its broker.
+
+    Raises:
+        SecurityError: The files of the membership are damaged.
+    """
+    context_of(identity)
     past = [environ.get("NO_PROXY") or environ.get("no_proxy") or "", identity.host]
     no_proxy = ",".join(part for part in past if part)
     return {

@@ -12,6 +12,16 @@ from typing import Annotated
 import typer
 
 from fusion_dask.planner.records import Objective
+from fusion_flows.cli.plan_options import (
+    MODEL_HELP,
+    BatchOption,
+    ClusterOption,
+    ContextOption,
+    DtypeOption,
+    LinkOption,
+    MicrobatchesOption,
+    PoolOption,
+)
 
 __all__ = ["plan"]
 
@@ -19,36 +29,14 @@ __all__ = ["plan"]
 def plan(  # noqa: PLR0913 - one argument an option
     model: Annotated[
         str,
-        typer.Argument(
-            help="A shape such as llama-7b or gpt3-13b; or gpt, a Hugging Face folder or config.json, or "
-            "my/model.py:name, which are captured."
-        ),
+        typer.Argument(help=MODEL_HELP),
     ],
-    pool: Annotated[
-        str,
-        typer.Option(
-            help="live: who lends to the pool of this home; devices such as 50*rtx3080 or "
-            "2*rtx3080+rtx4090:0.5; or a file: `fusion status --json`, or a list of entries."
-        ),
-    ] = "live",
-    link: Annotated[
-        str | None,
-        typer.Option(
-            help="Between devices of the catalogue: bandwidth each way and delay one way, "
-            "1gbit/20ms. By default a gigabit network in one building."
-        ),
-    ] = None,
-    microbatches: Annotated[int, typer.Option(min=1, help="Microbatches in a step.")] = 128,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences in a microbatch.")] = 1,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Tokens in a sequence. By default a shape's longest, and 256 of others."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="Of the matrix products: bfloat16, float16 or float32.")
-    ] = "bfloat16",
+    pool: PoolOption = "live",
+    link: LinkOption = None,
+    microbatches: MicrobatchesOption = 128,
+    batch: BatchOption = 1,
+    context: ContextOption = None,
+    dtype: DtypeOption = "bfloat16",
     objective: Annotated[
         Objective, typer.Option(help="What the plan makes best.")
     ] = Objective.THROUGHPUT,
@@ -59,7 +47,7 @@ def plan(  # noqa: PLR0913 - one argument an option
             help="Only what `fusion run` can execute: one 1F1B pipeline without recomputation.",
         ),
     ] = False,
-    cluster: Annotated[str | None, typer.Option(help="HOST[:PORT] of the live pool.")] = None,
+    cluster: ClusterOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The plan for programs.")] = False,
 ) -> None:
     """Plan a model over a pool: stages, times, memory, what binds, what one more device brings.

@@ -13,31 +13,27 @@ from typing import Annotated
 
 import typer
 
+from fusion_flows.cli.plan_options import (
+    MODEL_HELP,
+    BatchOption,
+    ClusterOption,
+    ContextOption,
+    DtypeOption,
+    LinkOption,
+    MicrobatchesOption,
+    PoolOption,
+)
+
 __all__ = ["simulate"]
 
 
 def simulate(  # noqa: PLR0913 - one argument an option
     model: Annotated[
         str,
-        typer.Option(
-            help="A shape such as llama-7b or gpt3-13b; or gpt, a Hugging Face folder or config.json, or "
-            "my/model.py:name, which are captured."
-        ),
+        typer.Option(help=MODEL_HELP),
     ] = "llama-7b",
-    pool: Annotated[
-        str,
-        typer.Option(
-            help="live: who lends to the pool of this home; devices such as 50*rtx3080 or "
-            "2*rtx3080+rtx4090:0.5; or a file: `fusion status --json`, or a list of entries."
-        ),
-    ] = "live",
-    link: Annotated[
-        str | None,
-        typer.Option(
-            help="Between devices of the catalogue: bandwidth each way and delay one way, "
-            "1gbit/20ms. By default a gigabit network in one building."
-        ),
-    ] = None,
+    pool: PoolOption = "live",
+    link: LinkOption = None,
     churn: Annotated[
         str, typer.Option(help="How often each worker leaves, 0.1/h; or a .json file, a trace.")
     ] = "0/h",
@@ -61,17 +57,10 @@ def simulate(  # noqa: PLR0913 - one argument an option
             help="Workers kept in the backup pool. By default as many as are away on average.",
         ),
     ] = None,
-    microbatches: Annotated[int, typer.Option(min=1, help="Microbatches in a step.")] = 128,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences in a microbatch.")] = 1,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Tokens in a sequence. By default a shape's longest, and 256 of others."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="Of the matrix products: bfloat16, float16 or float32.")
-    ] = "bfloat16",
+    microbatches: MicrobatchesOption = 128,
+    batch: BatchOption = 1,
+    context: ContextOption = None,
+    dtype: DtypeOption = "bfloat16",
     runnable: Annotated[
         bool,
         typer.Option(
@@ -89,7 +78,7 @@ def simulate(  # noqa: PLR0913 - one argument an option
         bool,
         typer.Option("--headline", help="The paper's analysis instead: 50 RTX 3080 or 4 H100?"),
     ] = False,
-    cluster: Annotated[str | None, typer.Option(help="HOST[:PORT] of the live pool.")] = None,
+    cluster: ClusterOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result for programs.")] = False,
 ) -> None:
     """Simulate hours of training a model on a pool: speed, losses, memory, energy, cost.

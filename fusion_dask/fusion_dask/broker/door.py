@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from distributed import Scheduler, SchedulerPlugin
 
+from fusion_dask.errors import SecurityError
 from fusion_dask.security.guard import guard, scheduler_allows
 from fusion_dask.security.roles import serial_of
 from fusion_dask.security.tokens import TokenBook
@@ -55,10 +56,10 @@ class Door(SchedulerPlugin):
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                self._revoked = await asyncio.to_thread(self._book.revoked_serials)
+                # What was revoked before stays revoked, whatever becomes of the book.
+                self._revoked |= await asyncio.to_thread(self._book.revoked_serials)
                 await self._send_away(scheduler)
-            except OSError as error:
-                # What was revoked before stays revoked.
+            except (OSError, SecurityError) as error:
                 logger.warning("the token book cannot be read: %s", error)
 
     async def _send_away(self, scheduler: Scheduler) -> None:

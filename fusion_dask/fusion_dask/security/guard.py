@@ -14,7 +14,7 @@ member who writes such a client could still run code on the machines that he rea
 and the guard is against what Dask's own tools allow. Refusing before unpickling is not possible from
 here: the `deserializers` of a connection govern `Serialized` parts only, those marked `Pickled` are
 unpickled while the message is decoded, before anybody has seen its operation. Nor does the guard look at
-arguments: a provider may say that another's worker leaves.
+arguments: a provider may report a profile or a heartbeat in another's name.
 
 Invariant: an operation that is added to the server later is guarded too.
 """
@@ -48,8 +48,6 @@ PROVIDER_AT_SCHEDULER: Final = frozenset(
         "identity",
         "register-worker",
         "heartbeat_worker",
-        "unregister",
-        "retire_workers",
         "who_has",
         "fusion_hello",
         "fusion_profile",

@@ -20,6 +20,7 @@ from fusion_dask.security.roles import Role
 __all__ = [
     "GATEWAY_PORT",
     "Identity",
+    "damaged",
     "find",
     "host_and_port",
     "load",
@@ -29,6 +30,20 @@ __all__ = [
 ]
 
 GATEWAY_PORT: Final = 8788
+#: Of a host's name in the DNS, and of each of its parts.
+NAME_LENGTH: Final = 253
+PART_LENGTH: Final = 63
+#: The fields that others do arithmetic or look-ups with.
+KINDS: Final = {
+    "name": str,
+    "host": str,
+    "gateway_port": int,
+    "scheduler": str,
+    "prefect_url": str,
+    "store": str,
+    "secrets": dict,
+    "expires": float,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,18 +137,34 @@ def save(identity: Identity, *, key_pem: bytes, certificate_pem: bytes, ca_pem: 
 
 
 def load(folder: Path) -> Identity:
-    """Read an identity.
+    """Read an identity; whether its certificates are any is seen when they are used.
 
     Raises:
         SecurityError: There is none, or it is damaged.
     """
     try:
         plain: dict[str, Any] = json.loads((folder / "pool.json").read_text())
-        return Identity(**{**plain, "role": Role(plain["role"]), "folder": folder})
+        identity = Identity(**{**plain, "role": Role(plain["role"]), "folder": folder})
+        _check(plain)
+        for path in (identity.ca, identity.certificate, identity.key):
+            path.read_bytes()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SecurityError(
-            f"the membership in {folder} cannot be read ({error}); join again with a token"
-        ) from None
+        raise damaged(folder, error) from None
+    return identity
+
+
+def _check(plain: dict[str, Any]) -> None:
+    for name, kind in KINDS.items():
+        if not isinstance(plain[name], kind):
+            raise TypeError(f"{name} is not of the type {kind.__name__}")
+
+
+def damaged(folder: Path, error: Exception) -> SecurityError:
+    """What to say of a membership that cannot be used."""
+    return SecurityError(
+        f"the membership in {folder} is damaged ({error}); remove that folder, then join again with a "
+        "token, or call `fusion up` on the broker's machine"
+    )
 
 
 def pools(home: Path) -> list[Identity]:
@@ -150,11 +181,14 @@ def find(home: Path, address: str, role: Role) -> Identity | None:
     """The membership in a role of the pool whose gateway is `address`, or None.
 
     Raises:
-        SecurityError: The address is not one, or a membership is damaged.
+        SecurityError: The address is not one, or that membership is damaged.
     """
     host, port = host_and_port(address)
     wanted = pool_folder(home, host, port, role)
-    return next((identity for identity in pools(home) if identity.folder == wanted), None)
+    if not (wanted / "pool.json").exists():
+        return None
+    identity = load(wanted)
+    return identity if identity.expires > time.time() else None
 
 
 def pool_folder(home: Path, host: str, port: int, role: Role) -> Path:
@@ -172,13 +206,14 @@ def host_and_port(address: str) -> tuple[str, int]:
         SecurityError: It is not of that form.
     """
     host, port = address.strip(), ""
-    if host.startswith("["):
+    if host.startswith("[") and "]" in host:
         host, _, port = host[1:].partition("]")
         port = port.removeprefix(":")
     elif host.count(":") == 1:
         host, _, port = host.partition(":")
     is_port = not port or (port.isascii() and port.isdigit() and 0 < int(port) < 65536)
-    if not host or not is_port or any(c in host for c in "/@ []"):
+    is_long = len(host) > NAME_LENGTH or any(len(p) > PART_LENGTH for p in host.split("."))
+    if not host or not is_port or is_long or any(c in host for c in "/@ []"):
         raise SecurityError(
             f"{address!r} is not an address; it looks like 192.0.2.7 or gpu-box.example:{GATEWAY_PORT}"
         )

@@ -61,13 +61,14 @@ def load_state(folder: Path) -> BrokerState | None:
     path = folder / "state.json"
     try:
         plain = json.loads(path.read_text())
-        return BrokerState(
+        state = BrokerState(
             host=plain["host"],
             addresses=tuple(plain["addresses"]),
             ports=Ports(**plain["ports"]),
             store=plain["store"],
             secrets=dict(plain["secrets"]),
         )
+        _check(state)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -75,4 +76,22 @@ def load_state(folder: Path) -> BrokerState | None:
             f"{path} cannot be read ({error.strerror}); set FUSION_HOME to a folder of yours"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise SecurityError(f"{path} is damaged ({error}); put its backup back") from None
+        raise SecurityError(
+            f"{path} is damaged ({error}); put its backup back, or make a new pool in another FUSION_HOME"
+        ) from None
+    return state
+
+
+def _check(state: BrokerState) -> None:
+    """Raise TypeError or ValueError for what somebody wrote into the file by hand."""
+    if not state.addresses:
+        raise ValueError("no addresses")
+    if "PREFECT_API_AUTH_STRING" not in state.secrets:
+        raise ValueError("no PREFECT_API_AUTH_STRING")
+    for text in (state.host, state.store, *state.addresses, *state.secrets.values()):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} is not a text")
+    for name, port in asdict(state.ports).items():
+        is_none = name == "store" and port is None
+        if not is_none and not (isinstance(port, int) and 0 < port < 65536):
+            raise ValueError(f"{port!r} is not a port")

@@ -114,7 +114,7 @@ class TokenRecord:
 
 
 class TokenBook:
-    """The tokens of a pool, in one JSON file.
+    """The tokens of a pool, in one JSON file; every method raises SecurityError if it is damaged.
 
     Args:
         path: The file; made on first use, in a folder that exists.
@@ -212,14 +212,21 @@ class TokenBook:
     def _read(self) -> dict[str, TokenRecord]:
         try:
             plain = json.loads(self._path.read_text())
+            return {
+                values["id"]: TokenRecord(
+                    **{**values, "role": Role(values["role"]), "serials": tuple(values["serials"])}
+                )
+                for values in plain
+            }
         except FileNotFoundError:
             return {}
-        return {
-            values["id"]: TokenRecord(
-                **{**values, "role": Role(values["role"]), "serials": tuple(values["serials"])}
-            )
-            for values in plain
-        }
+        except (ValueError, KeyError, TypeError) as error:
+            # Joiners read this too: where it lies is not their business. Without it nobody knows what
+            # was revoked, so it is not begun anew.
+            raise SecurityError(
+                f"the broker's token book {self._path.name} is damaged ({error}); put its backup back "
+                "into the broker's folder, or make a new pool in another FUSION_HOME"
+            ) from None
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, TokenRecord]]:

@@ -12,7 +12,8 @@ cannot keep up, because it gets warm, is corrected by what real stages take (`Pr
 
 Covers: measuring, blocking, on the calling thread. Not covered: when (`probing.py`), links (`links.py`).
 
-Invariant: beyond a few windows for each dtype it takes no more than `budget_s`, however slow the device.
+Invariant: beyond `PATIENCE` times `budget_s` computing takes one more round of windows at most, and beyond
+`DISK_S` each way the disk one more chunk, however slow they are.
 """
 
 import contextlib
@@ -41,11 +42,17 @@ CPU_SIZE: Final = 512
 ACCELERATOR_SIZE: Final = 4096
 WINDOW_S: Final = 0.01
 FEWEST_ROUNDS: Final = 3
+#: How far beyond its budget a slow device may go for these rounds.
+PATIENCE: Final = 2.0
 #: Part of the budget in which clocks settle: what is sustained counts, not the boost of a cold device.
 WARM_UP: Final = 0.25
 #: Beyond most caches.
 COPY_BYTES: Final = 128 * 1024 * 1024
 DISK_BYTES: Final = 64 * 1024 * 1024
+#: Flushed at once: enough for a disk to be at its rate, and soon done on a slow one.
+DISK_CHUNK_BYTES: Final = 16 * 1024 * 1024
+READ_BYTES: Final = 1024 * 1024
+DISK_S: Final = 2.0
 #: Part of the free memory that is left to everything else.
 RESERVE: Final = 0.1
 
@@ -94,14 +101,17 @@ class _Timer:
             name: max(1, math.ceil(WINDOW_S / self.seconds(work, 1, Pace())))
             for name, work in works.items()
         }
-        begin = time.perf_counter()
+        begin, spent = time.perf_counter(), 0.0
         best, rounds = dict.fromkeys(works, 0.0), 0
-        while (spent := time.perf_counter() - begin) < budget_s or rounds < FEWEST_ROUNDS:
+        while spent < budget_s or (rounds < FEWEST_ROUNDS and spent < PATIENCE * budget_s):
+            is_warm = spent >= WARM_UP * budget_s
             rates = {
                 name: repeats[name] / self.seconds(work, repeats[name], self.pace)
                 for name, work in works.items()
             }
-            if spent >= WARM_UP * budget_s or self.ended.is_set():
+            spent = time.perf_counter() - begin
+            # The first round counts where there is no time for another.
+            if is_warm or spent >= budget_s or self.ended.is_set():
                 best, rounds = {name: max(best[name], rates[name]) for name in works}, rounds + 1
             if self.ended.is_set():
                 break
@@ -181,26 +191,33 @@ def usable_memory(device: torch.device, *, cap_bytes: int | None, sharers: int) 
 
 def measure_disk(folder: Path) -> Disk | None:
     """Write, flush and read a file in `folder`; None where there is no room for it."""
-    block = os.urandom(1024 * 1024)
+    chunk = os.urandom(DISK_CHUNK_BYTES)
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix="fusion-probe-") as file:
-            begin = time.perf_counter()
-            for _ in range(DISK_BYTES // len(block)):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-            write_s = time.perf_counter() - begin
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="fusion-probe-", buffering=0) as file:
+
+            def write() -> int:
+                written = file.write(chunk)
+                os.fsync(file.fileno())
+                return written
+
+            write_bytes_per_s = _disk_rate(write)
             with contextlib.suppress(AttributeError):
                 # Else it would be the page cache that is measured.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            begin = time.perf_counter()
             with Path(file.name).open("rb", buffering=0) as again:
-                while again.read(len(block)):
-                    pass
-            read_s = time.perf_counter() - begin
+                read_bytes_per_s = _disk_rate(lambda: len(again.read(READ_BYTES)))
     except OSError:
         return None
-    return Disk(write_bytes_per_s=DISK_BYTES / write_s, read_bytes_per_s=DISK_BYTES / read_s)
+    return Disk(write_bytes_per_s=write_bytes_per_s, read_bytes_per_s=read_bytes_per_s)
+
+
+def _disk_rate(move: Callable[[], int]) -> float:
+    """Bytes per second of moving `DISK_BYTES`, or what `DISK_S` are enough for."""
+    begin, moved, spent = time.perf_counter(), 0, 0.0
+    while moved < DISK_BYTES and spent < DISK_S and (count := move()):
+        moved += count
+        spent = time.perf_counter() - begin
+    return moved / max(spent, 1e-9)
 
 
 def _products(

@@ -6,7 +6,7 @@ whenever it has been idle for a while, and its profile is corrected by what real
 Covers: the worker's side of membership. Not covered: measuring (`probe.py`, `links.py`), what the broker
 makes of it (`broker/members.py`).
 
-Invariant: nothing is measured while a task runs or a stage is resident, but for the correction.
+Invariant: no measurement begins while a task runs or a stage is resident, but for the correction.
 """
 
 import asyncio
@@ -134,22 +134,28 @@ class Probing:
 
     async def _run(self) -> None:
         while True:
-            if self._worker.status.name != "running" or not self._is_idle():
-                await asyncio.sleep(RETRY_S)
-                continue
+            pause_s = REPEAT_S
             try:
-                await self._probe()
-            except (RuntimeError, MemoryError, OSError) as error:
-                # Of torch, of an emulated memory that is too small, of a lost connection.
-                logger.warning("not measured, tried again in %.0f s: %s", REPEAT_S, error)
-            await asyncio.sleep(REPEAT_S)
+                if not await self._probe():
+                    pause_s = RETRY_S
+            except Exception as error:
+                # Of torch, of an emulated memory that is too small, of a lost connection, or of a broker
+                # that is of no use: nothing of it ends a worker that computes well.
+                logger.warning("not measured, tried again in %.0f s: %r", REPEAT_S, error)
+            await asyncio.sleep(pause_s)
 
     def _is_idle(self) -> bool:
-        return not self._worker.state.executing and self._plugin.resident is None
+        is_running = self._worker.status.name == "running"
+        return is_running and not self._worker.state.executing and self._plugin.resident is None
 
-    async def _probe(self) -> None:
+    async def _probe(self) -> bool:
+        """Measure and report, unless the worker has something to do."""
+        if not self._is_idle():
+            return False
         loop = asyncio.get_running_loop()
         measured = await loop.run_in_executor(self._thread, self._measure)
+        if measured is None:
+            return False
         begin = time.perf_counter()
         links = await measure_links(
             self._worker,
@@ -166,6 +172,7 @@ class Probing:
             probe_s=measured.probe_s + time.perf_counter() - begin,
         )
         await self._report()
+        return True
 
     async def _report(self) -> None:
         assert self._profile is not None
@@ -177,17 +184,20 @@ class Probing:
         except (OSError, ProfileError) as error:
             logger.warning("the profile was not reported: %s", error)
 
-    def _measure(self) -> Profile:
+    def _measure(self) -> Profile | None:
         settings, emulation = self._settings, self._settings.emulation
         # Its imports, on another thread, would be in the way.
         warm_up()
-        room = usable_memory(
-            self._device, cap_bytes=settings.memory_bytes, sharers=settings.sharers
-        )
         folder = Path(self._worker.local_directory)
         # Those of one machine share its CPU: two at once would measure half of it.
         with turn(folder.parent / "fusion-probe.lock", self._ended):
+            # The others took their time: a stage may have come.
+            if self._ended.is_set() or not self._is_idle():
+                return None
             begin = time.perf_counter()
+            room = usable_memory(
+                self._device, cap_bytes=settings.memory_bytes, sharers=settings.sharers
+            )
             rates = measure_rates(
                 self._device,
                 budget_s=settings.probe_s,

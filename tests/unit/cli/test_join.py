@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fusion_dask.errors import SecurityError
+from fusion_dask.security.authority import Authority, make_key_and_csr
 from fusion_dask.security.identity import Identity, pool_folder, save
 from fusion_dask.security.roles import Role
 from fusion_flows.cli.errors import InputError
@@ -36,7 +37,11 @@ def member(
         secrets={"PREFECT_API_AUTH_STRING": "fusion:hidden"},
         expires=time.time() + left_s,
     )
-    save(identity, key_pem=b"key", certificate_pem=b"certificate", ca_pem=host.encode())
+    authority = Authority.open(home / f"authority-{host}")
+    key_pem, csr = make_key_and_csr(name)
+    issued = authority.sign(csr, role=role, name=name, days=1.0)
+    certificates = {"certificate_pem": issued.certificate_pem, "ca_pem": authority.certificate_pem}
+    save(identity, key_pem=key_pem, **certificates)
     return identity
 
 

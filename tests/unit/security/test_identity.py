@@ -77,7 +77,10 @@ def test_what_a_shell_knows_of_other_stores_is_not_mixed_with_the_pools(tmp_path
     assert not set(shell) & set(unnamed), "whoever brings his own credentials keeps them"
 
 
-@pytest.mark.parametrize("text", ["", ":8788", "a:b", "a:0", "a:65536", "https://a", "a b", "x@y"])
+@pytest.mark.parametrize(
+    "text",
+    ["", ":8788", "a:b", "a:0", "a:65536", "[::1", "a" * 64, "a." * 130, "https://a", "a b", "x@y"],
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(SecurityError, match="not an address"):
         host_and_port(text)
@@ -97,3 +100,26 @@ def test_a_membership_that_was_replaced_in_part_is_none(
     assert pools(tmp_path) == []
     with pytest.raises(SecurityError, match="join again"):
         load(identity.folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pool.json", "{"),
+        ("pool.json", '{"role": "provider"}'),
+        ("pool.json", None),
+        ("cert.pem", None),
+    ],
+)
+def test_a_damaged_membership_says_what_to_do_and_concerns_no_other(
+    tmp_path: Path, name: str, content: str | None
+) -> None:
+    identity = keep(tmp_path, "192.0.2.7")
+    other = keep(tmp_path, "192.0.2.8")
+    path = identity.folder / name
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SecurityError, match=r"is damaged.*join again"):
+        load(identity.folder)
+    assert find(tmp_path, "192.0.2.8", Role.PROVIDER) == other

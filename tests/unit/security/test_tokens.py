@@ -115,3 +115,17 @@ def test_a_token_for_three_is_redeemed_three_times_by_ten_processes(tmp_path: Pa
         racer.join(30)
     assert sum(results) == 3
     assert TokenBook(path).list()[0].used == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "null", "[1]", '{"a": 1}', '[{"id": "x"}]', '[{"id": "x", "role": "king"}]']
+)
+def test_a_damaged_book_is_said_and_not_begun_anew(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tokens.json"
+    book = TokenBook(path)
+    path.write_text(text)
+    for use in (book.list, book.revoked_serials, lambda: make(book)):
+        with pytest.raises(SecurityError, match=r"tokens\.json is damaged.*backup") as caught:
+            use()
+        assert str(tmp_path) not in str(caught.value)
+    assert path.read_text() == text

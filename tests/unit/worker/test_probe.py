@@ -1,5 +1,7 @@
 """The probe's rules. What it measures is looked at in tests/bench/probe.py."""
 
+import contextlib
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,10 +93,41 @@ def test_the_disk_is_measured_and_left_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "DISK_BYTES", 2 << 20)
+    monkeypatch.setattr(probe, "DISK_CHUNK_BYTES", 1 << 20)
     disk = measure_disk(tmp_path)
     assert disk is not None
     assert min(disk.read_bytes_per_s, disk.write_bytes_per_s) > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_a_slow_disk_is_measured_with_what_there_is_time_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    monkeypatch.setattr(probe, "DISK_BYTES", 1 << 40)
+    monkeypatch.setattr(probe, "DISK_CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(probe, "DISK_S", 1e-9)
+    disk = measure_disk(tmp_path)
+    assert disk is not None
+    assert min(disk.read_bytes_per_s, disk.write_bytes_per_s) > 0
+    assert len(flushed) == 1
+
+
+def test_a_device_slower_than_the_budget_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(Pace):
+        windows = 0
+
+        def work(self) -> contextlib._GeneratorContextManager[None]:
+            self.windows += 1
+            return super().work()
+
+    monkeypatch.setattr(probe, "CPU_SIZE", 8)
+    pace = Counted()
+    rates = measure_rates(CPU, budget_s=1e-9, pace=pace, room_bytes=1 << 20)
+    # Each dtype, and the copy.
+    assert pace.windows == len(rates.flops_per_s) + 1
+    assert min(*rates.flops_per_s.values(), rates.memory_bytes_per_s) > 0
 
 
 def test_a_folder_that_cannot_be_written_has_no_rate(tmp_path: Path) -> None:

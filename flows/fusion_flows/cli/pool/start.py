@@ -106,6 +106,8 @@ def _why_ended(supervisor: "subprocess.Popen[bytes]", place: BrokerPlace) -> str
         return None
     if place.supervisor() is not None:
         return "another `fusion up` starts the broker of this home; wait for it"
+    if supervisor.returncode == 0:
+        return "`fusion down` ended the broker while it started; call `fusion up` again"
     words = (place.logs / "supervisor.log").read_text().strip().splitlines()
     return f"the broker did not start: {words[-1] if words else 'it said nothing'}"
 

@@ -22,6 +22,7 @@ from fusion_flows.cli.provider.window import Window, parse_window
 __all__ = ["JoinRequest", "bytes_of", "default_name", "shares_of", "window_of"]
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,59}")
+LEAST_BYTES: Final = 10**6
 UNITS: Final = {
     "": 1,
     "kb": 10**3,
@@ -99,9 +100,12 @@ def bytes_of(text: str) -> int:
     (8000000000, 1610612736)
 
     Raises:
-        InputError: It is none.
+        InputError: It is none, or too small for anything.
     """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?b)?", text.strip().lower())
     if match is None or float(match[1]) <= 0:
         raise InputError(f"--memory {text}: a size looks like 8GB or 7.5GiB")
-    return int(float(match[1]) * UNITS[match[2] or ""])
+    size = int(float(match[1]) * UNITS[match[2] or ""])
+    if size < LEAST_BYTES:
+        raise InputError(f"--memory {text}: no stage fits into that; was it meant as {match[1]}GB?")
+    return size

@@ -36,7 +36,13 @@ def execute(request: JoinRequest, token: str | None) -> None:
 
 def _membership(request: JoinRequest, token: str | None) -> Identity:
     home = settings.current().home
-    known = find(home, request.address, Role.PROVIDER)
+    try:
+        known = find(home, request.address, Role.PROVIDER)
+    except SecurityError:
+        # A token makes a new one in its place.
+        if token is None:
+            raise
+        known = None
     if token is None:
         if known is None:
             raise InputError(
